@@ -1,0 +1,40 @@
+"""paragp: calibrated uncertainty for regression on large tables.
+
+The library of the paper *Parametric Gaussian Process Regressors* (Jankowiak, Pleiss, Gardner, ICML 2020).
+
+Map, from the mathematics up:
+
+- `paragp.gp`: `Moments`, objectives, covariances, families, `ParametricGP`, the registry `METHODS`, and the
+  full-batch baselines `fit_exact` and `fit_fitc`;
+- `paragp.training`: Algorithm 1 as `fit`, k-means starting points;
+- `paragp.predictive`, `paragp.metrics`: what a model says about y, and how good that is;
+- `paragp.paper`: what regenerates the paper, here its first figure; `paragp.cli`: the command line.
+"""
+
+from paragp.gp.exact import ExactGP, fit_exact, fit_fitc
+from paragp.gp.methods import METHODS, Method
+from paragp.gp.model import ParametricGP
+from paragp.gp.moments import Moments
+from paragp.metrics import METRICS, evaluate
+from paragp.predictive import PredictiveDistribution
+from paragp.training.inducing import kmeans
+from paragp.training.loop import Config, Data, fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "METRICS",
+    "Config",
+    "Data",
+    "ExactGP",
+    "Method",
+    "Moments",
+    "ParametricGP",
+    "PredictiveDistribution",
+    "evaluate",
+    "fit",
+    "fit_exact",
+    "fit_fitc",
+    "kmeans",
+]

@@ -1,0 +1,158 @@
+"""Families: how inducing points make a mean function and a variance function.
+
+A family owns inducing points, m' and S'. Its work falls in two: `factorise(kernel)` does what no data point
+enters (K_MM and its Cholesky factor), once per step or once per model at prediction; `moments(factor, kernel,
+h)` does what each batch needs. `kl(factor)` is the regulariser, |m'|^2 / 2 + KL(N(0, S') || N(0, I)) for all
+of them, since whitening makes the prior of u' standard normal.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor, nn
+
+from paragp.gp.covariances import Covariance
+from paragp.gp.kernels import covariance, kernel_name, prior_variance
+from paragp.gp.linalg import cholesky, project, unwhiten, whiten
+from paragp.gp.moments import Moments
+
+
+class Family(nn.Module, ABC):
+    """A parametric mean function and variance function of the features h."""
+
+    jitter: float | None = None  # of the kernel's scale, on K_MM; None: by the precision (`linalg.JITTER`)
+    Z: nn.Parameter  # (M, d), the inducing points of the mean
+    S: Covariance
+    m: nn.Parameter  # (M,), whitened: m' = Lam^-1 m
+
+    @abstractmethod
+    def factorise(self, kernel: Kernel) -> Any:
+        """Everything that depends on the kernel and the inducing points alone."""
+
+    @abstractmethod
+    def moments(self, factor: Any, kernel: Kernel, h: Tensor) -> Moments:
+        """The moments at h (b, d)."""
+
+    def kl(self, factor: Any) -> Tensor:
+        """The regulariser |m'|^2 / 2 + KL(N(0, S') || N(0, I)), a scalar."""
+        return 0.5 * self.m.square().sum() + self.S.kl()
+
+    def _cholesky(self, kernel: Kernel, Z: Tensor) -> Tensor:
+        """Lam with Lam Lam^T = k(Z, Z) + jitter, shape (M, M)."""
+        return cholesky(covariance(kernel, Z, Z), jitter=self.jitter, name=f"K_MM of {kernel_name(kernel)}")
+
+
+class Coupled(Family):
+    """One set of inducing points for mean and variance (Eqn meanfunc, Eqn fvar).
+
+    >>> from paragp.gp.covariances import Dense
+    >>> from paragp.gp.kernels import make_kernel
+    >>> family, kernel = Coupled(torch.zeros(1, 2), Dense), make_kernel("rbf", 2)
+    >>> family.moments(family.factorise(kernel), kernel, torch.zeros(3, 2)).mean.shape
+    torch.Size([3])
+    """
+
+    class Factor(NamedTuple):
+        Lam: Tensor  # (M, M)
+
+    def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
+        super().__init__()
+        if Z_variance is not None:
+            raise ValueError(
+                "This family uses the same inducing points for mean and variance. Leave Z_variance out, "
+                "or choose a decoupled method."
+            )
+        self.Z = _inducing_points(Z)  # (M, d)
+        self.m = nn.Parameter(Z.new_zeros(len(Z)))
+        self.S = covariance(len(Z)).to(Z)
+
+    def factorise(self, kernel: Kernel) -> Factor:
+        return self.Factor(self._cholesky(kernel, self.Z))
+
+    def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
+        A, ktilde = project(factor.Lam, covariance(kernel, self.Z, h), prior_variance(kernel, h))  # (M, b)
+        return Moments(A.T @ self.m, ktilde, self.S.variance(A))
+
+
+class TwoSets(Family, ABC):
+    """Inducing points Z of the mean and Z_variance of the variance; the latter start at Z unless given."""
+
+    def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
+        super().__init__()
+        self.Z = _inducing_points(Z)  # (M_mu, d)
+        self.Z_variance = _inducing_points(Z if Z_variance is None else Z_variance)  # (M_sigma, d)
+        self.S = covariance(len(self.Z_variance)).to(Z)
+
+
+class Decoupled(TwoSets):
+    """Separate inducing points for mean (Eqn mfdmean) and variance (Eqn mfdvar), one kernel: PPGPR-MFD.
+
+    The mean needs no solve against the batch: A^T m' = K_bM alpha with alpha = Lam^-T m'.
+    """
+
+    class Factor(NamedTuple):
+        alpha: Tensor  # (M_mu,)
+        Lam: Tensor  # (M_sigma, M_sigma), of the variance's points
+
+    def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
+        super().__init__(Z, covariance, Z_variance)
+        self.m = nn.Parameter(Z.new_zeros(len(Z)))  # (M_mu,)
+
+    def factorise(self, kernel: Kernel) -> Factor:
+        alpha = unwhiten(self._cholesky(kernel, self.Z), self.m)
+        return self.Factor(alpha, self._cholesky(kernel, self.Z_variance))
+
+    def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
+        K_Mb = covariance(kernel, self.Z_variance, h)  # (M_sigma, b)
+        A, ktilde = project(factor.Lam, K_Mb, prior_variance(kernel, h))
+        return Moments(covariance(kernel, h, self.Z) @ factor.alpha, ktilde, self.S.variance(A))
+
+
+class OrthogonallyDecoupled(TwoSets):
+    """A coupled family plus mean functions orthogonal to it (Salimbeni et al. 2018): OD-SVGP.
+
+    With Z_variance the coupled points (there: beta) and Z the extra mean points (there: gamma) with weights
+    a, the extra basis comes from the prior conditional, not from q(u) as in GPyTorch's strategy:
+
+        mean = A^T m' + (k_gamma(x) - B^T A)^T a,    B = Lam^-1 k(Z_variance, Z)
+        KL   = |m'|^2 / 2 + KL(N(0, S') || N(0, I)) + (a^T K_gamma a - |B a|^2) / 2
+
+    Only B a = Lam^-1 (k(Z_variance, Z) a) is ever needed, so the extra points cost no M x b solve. As in the
+    original work a is not whitened.
+    """
+
+    class Factor(NamedTuple):
+        Lam: Tensor  # (M_beta, M_beta)
+        Ba: Tensor  # (M_beta,)
+        norm: Tensor  # () = a^T K_gamma a - |B a|^2
+
+    def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
+        super().__init__(Z, covariance, Z_variance)
+        self.m = nn.Parameter(Z.new_zeros(len(self.Z_variance)))  # (M_beta,)
+        self.a = nn.Parameter(Z.new_zeros(len(Z)))  # (M_gamma,)
+
+    def factorise(self, kernel: Kernel) -> Factor:
+        Lam = self._cholesky(kernel, self.Z_variance)
+        Ba = whiten(Lam, covariance(kernel, self.Z_variance, self.Z) @ self.a)
+        norm = self.a @ covariance(kernel, self.Z, self.Z) @ self.a - Ba.square().sum()
+        return self.Factor(Lam, Ba, norm)
+
+    def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
+        K_Mb = covariance(kernel, self.Z_variance, h)  # (M_beta, b)
+        A, ktilde = project(factor.Lam, K_Mb, prior_variance(kernel, h))
+        mean = A.T @ (self.m - factor.Ba) + covariance(kernel, h, self.Z) @ self.a
+        return Moments(mean, ktilde, self.S.variance(A))
+
+    def kl(self, factor: Factor) -> Tensor:
+        return super().kl(factor) + 0.5 * factor.norm
+
+
+def _inducing_points(Z: Tensor) -> nn.Parameter:
+    if Z.ndim != 2 or 0 in Z.shape or not bool(torch.isfinite(Z).all()):
+        raise ValueError(
+            f"Inducing points must be a finite (M, d) tensor with M and d at least 1, got shape {tuple(Z.shape)}"
+            f"{'' if torch.isfinite(Z).all() else ' with NaN or infinite entries'}."
+        )
+    return nn.Parameter(Z.detach().clone())

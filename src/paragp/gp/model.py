@@ -1,0 +1,121 @@
+"""ParametricGP: features -> kernel -> family, plus observation noise."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel, ScaleKernel
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from paragp.gp.families import Family
+from paragp.gp.kernels import prior_variance
+from paragp.gp.moments import Moments
+from paragp.predictive import PredictiveDistribution
+
+INITIAL_NOISE = 0.5  # assumed: sigma_obs^2 starts at half the variance of a standardised target
+NOISE_FLOOR = 1e-4  # assumed, GPyTorch's default: a deviation of .01 in standardised units
+CHUNK = 4096  # rows predicted at once: what is allocated does not grow with the number of rows
+
+
+class ParametricGP(nn.Module):
+    """A Gaussian process regressor with parametric predictive distributions (Eqn preddist2).
+
+    `model(x)` gives the moments of the latent function at x (b, d) and the regulariser: all that Algorithm 1
+    needs. `predict(x)` gives the distribution of y. `features` is any module that maps x to the kernel's
+    inputs; the inducing points live there.
+
+    >>> from paragp.gp.methods import METHODS
+    >>> model = METHODS["ppgpr-mfd"].model("matern52", Z=torch.randn(5, 2))
+    >>> moments, kl = model(torch.randn(7, 2))
+    >>> moments.mean.shape, kl.shape
+    (torch.Size([7]), torch.Size([]))
+    >>> len(model.predict(torch.randn(7, 2)).std)
+    7
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        family: Family,
+        *,
+        noise: float = INITIAL_NOISE,
+        noise_floor: float = NOISE_FLOOR,
+        features: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.family = family
+        self.features = nn.Identity() if features is None else features
+        self.likelihood = Noise(noise, floor=noise_floor)
+        self.to(family.m)
+
+    @property
+    def noise(self) -> Tensor:
+        """The observation noise sigma_obs^2, a scalar."""
+        return self.likelihood()
+
+    @property
+    def kernel_scale(self) -> float:
+        """The prior deviation sigma_k of the latent function (over the inducing points, if it varies)."""
+        with torch.no_grad():
+            if isinstance(self.kernel, ScaleKernel) and self.kernel.base_kernel.is_stationary:
+                return float(self.kernel.outputscale.sqrt())
+            return float(prior_variance(self.kernel, self.family.Z).mean().sqrt())
+
+    def factorise(self) -> Any:
+        """What a step, or a fitted model, computes once for all batches."""
+        return self.family.factorise(self.kernel)
+
+    def moments(self, x: Tensor, factor: Any) -> Moments:
+        """The moments of the latent function at x (b, d)."""
+        return self.family.moments(factor, self.kernel, self.features(x))
+
+    def forward(self, x: Tensor) -> tuple[Moments, Tensor]:
+        """The moments at x (b, d) and the regulariser KL(q(u) || p(u)), a scalar."""
+        factor = self.factorise()
+        return self.moments(x, factor), self.family.kl(factor)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, *, factor: Any = None, chunk: int = CHUNK) -> PredictiveDistribution:
+        """p(y | x) = N(y | mean, sigma_f(x)^2 + sigma_obs^2) (Eqn preddist2), in chunks of rows.
+
+        Pass `factor=model.factorise()` to share the factorisation between calls.
+        """
+        factor = self.factorise() if factor is None else factor
+        was_training = self.features.training
+        self.features.eval()
+        dist = predictive((self.moments(rows, factor) for rows in x.split(chunk)), self.noise)
+        self.features.train(was_training)
+        return dist
+
+
+class Noise(nn.Module):
+    """The variance sigma_obs^2 of the observation noise: softplus(raw) + floor.
+
+    >>> Noise(0.25)().item()
+    0.25
+    """
+
+    def __init__(self, variance: float = INITIAL_NOISE, *, floor: float = NOISE_FLOOR) -> None:
+        super().__init__()
+        if not variance > floor >= 0:
+            raise ValueError(f"The noise variance must be above its floor of {floor}, got {variance}.")
+        self.floor = floor
+        above = variance - floor
+        self.raw = nn.Parameter(torch.tensor(above + math.log(-math.expm1(-above))))  # softplus, inverted
+
+    def forward(self) -> Tensor:
+        return softplus(self.raw) + self.floor
+
+
+def predictive(parts: Iterable[Moments], noise: Tensor) -> PredictiveDistribution:
+    """The distribution of y (Eqn preddist2) from the moments of consecutive chunks of rows."""
+    mean, function_var = zip(*((q.mean, q.fvar) for q in parts), strict=True)
+    return PredictiveDistribution(_numpy(mean), _numpy(function_var), _numpy([noise.detach()[None]])[0])
+
+
+def _numpy(parts: Sequence[Tensor]) -> np.ndarray:
+    return torch.cat(list(parts)).double().cpu().numpy()

@@ -1,0 +1,84 @@
+"""Scores of predictive distributions. Each metric carries its direction.
+
+`METRICS[name]` holds the functions that give one number for a table; `z_scores` and `pit` give one number
+per row. A weight counts as copies of its row.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from paragp.predictive import Array, PredictiveDistribution
+
+
+def nll(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Negative log likelihood per row, in nats.
+
+    >>> dist = PredictiveDistribution(mean=np.zeros(1), function_var=np.zeros(1), noise_var=1.0)
+    >>> round(nll(dist, [0.0]), 4)
+    0.9189
+    """
+    return _mean(-dist.logpdf(y), weights)
+
+
+def rmse(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Root mean squared error of the predictive mean."""
+    return float(np.sqrt(_mean((np.asarray(y) - dist.mean) ** 2, weights)))
+
+
+def crps(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Continuous ranked probability score, in the units of y."""
+    return _mean(dist.crps(y), weights)
+
+
+def noise_fraction(dist: PredictiveDistribution, y: ArrayLike | None = None, weights: ArrayLike | None = None) -> float:
+    """Mean share of the predictive variance (Eqn predvar) that is observation noise (Fig ucivarratio)."""
+    return _mean(np.asarray(dist.noise_var) / dist.var, weights)
+
+
+def coverage(dist: PredictiveDistribution, y: ArrayLike, level: float = 0.9, weights: ArrayLike | None = None) -> float:
+    """Share of rows whose y lies in the central interval of that level; calibrated means equal to it."""
+    low, high = dist.interval(level).T
+    y = np.asarray(y)
+    return _mean(((low <= y) & (y <= high)).astype(float), weights)
+
+
+def z_scores(dist: PredictiveDistribution, y: ArrayLike) -> Array:
+    """(y - mean) / std per row; standard normal for a calibrated normal prediction (Fig eta)."""
+    return dist.z_scores(y)
+
+
+def pit(dist: PredictiveDistribution, y: ArrayLike) -> Array:
+    """Probability integral transform cdf(y) per row; uniform for a calibrated prediction."""
+    return dist.cdf(y)
+
+
+class Metric(NamedTuple):
+    """A score of one table, with its direction."""
+
+    function: Callable[..., float]
+    label: str
+    better: str  # "lower", "higher", or "neither" for a description
+
+    def __call__(self, dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> float:
+        return self.function(dist, y, weights=weights)
+
+
+METRICS: dict[str, Metric] = {
+    "nll": Metric(nll, "NLL", better="lower"),
+    "rmse": Metric(rmse, "RMSE", better="lower"),
+    "crps": Metric(crps, "CRPS", better="lower"),
+    "noise_fraction": Metric(noise_fraction, "noise fraction", better="neither"),
+    "coverage": Metric(coverage, "coverage at 90 %", better="neither"),
+}
+
+
+def evaluate(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> dict[str, float]:
+    """All of `METRICS` at once."""
+    return {name: metric(dist, y, weights) for name, metric in METRICS.items()}
+
+
+def _mean(values: Array, weights: ArrayLike | None) -> float:
+    return float(np.average(values, weights=None if weights is None else np.asarray(weights)))
