@@ -23,6 +23,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
+COINCIDENT = 1e-5  # distance in lengthscales below which Matérn 1/2 has no gradient: its slope would be all rounding
 LENGTHSCALE_FLOOR = 1e-4  # in standardised inputs nothing varies faster, and softplus cannot underflow to zero
 
 
@@ -123,10 +124,10 @@ def _rbf(r2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _matern12(r2: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(-r) and its derivative in r^2, which is infinite at r = 0: there it is 0, by symmetry."""
+    """exp(-r) and its derivative in r^2, which is infinite at r = 0: there, by symmetry, 0 stands for it."""
     r = r2.sqrt()
     k = torch.exp(-r)
-    return k, torch.where(r > 0, -0.5 * k / r, torch.zeros_like(r))
+    return k, torch.where(r > COINCIDENT, -0.5 * k / r, torch.zeros_like(r))
 
 
 def _matern32(r2: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,6 +169,15 @@ def _stationary_parts(kernel: Kernel) -> _StationaryParts | None:
     return _StationaryParts(profile, base.lengthscale, kernel.outputscale)
 
 
+def _squared_distance(x: Tensor, z: Tensor) -> Tensor:
+    """|x_i - z_j|^2 = |x_i|^2 + |z_j|^2 - 2 x_i^T z_j, shape (n, m).
+
+    Call it in float64 whatever the model's precision: among near points far from the centre (|x| of a hundred
+    lengthscales) the difference has lost all its digits in float32, and K_MM is then not even positive.
+    """
+    return torch.addmm(z.square().sum(1), x, z.T, alpha=-2).add_(x.square().sum(1)[:, None]).clamp_(min=0)
+
+
 class _Stationary(torch.autograd.Function):
     """profile(|x_i - z_j|^2) for scaled inputs x (n, d) and z (m, d).
 
@@ -178,11 +188,7 @@ class _Stationary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, profile: Profile, symmetric: bool) -> Tensor:
-        if profile is _matern12:  # its slope at r = 0 turns rounding in r^2 into an error of 1e-3 in float32
-            r2 = torch.cdist(x, z, compute_mode="donot_use_mm_for_euclid_dist").square_()
-        else:
-            r2 = torch.addmm(z.square().sum(1), x, z.T, alpha=-2)
-            r2.add_(x.square().sum(1)[:, None]).clamp_(min=0)
+        r2 = _squared_distance(x.double(), z.double()).to(x.dtype)
         if symmetric:
             r2.fill_diagonal_(0)
         k, slope = profile(r2)

@@ -1,0 +1,45 @@
+"""Small models with random parameters, for tests over the whole registry."""
+
+import torch
+
+from paragp.gp.families import Coupled
+from paragp.gp.methods import METHODS
+from paragp.gp.model import ParametricGP
+from paragp.training.loop import Data
+
+STATIONARY = ("matern12", "matern32", "matern52", "rbf")
+float64 = torch.float64
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=float64).to(dtype)
+
+
+def random_model(
+    name: str,
+    *,
+    M: int = 5,
+    d: int = 2,
+    kernel: str = "matern52",
+    seed: int = 0,
+    dtype: torch.dtype = float64,
+    features: torch.nn.Module | None = None,
+) -> ParametricGP:
+    """A model whose every parameter is away from its starting point; two sets of points differ in size."""
+    method = METHODS[name]
+    Z_variance = None if method.family is Coupled else randn(M + 1, d, seed=seed + 1)
+    model = method.model(kernel, randn(M, d, seed=seed), Z_variance, noise=0.2, features=features)
+    noise = generator(seed + 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=noise, dtype=float64))
+    return model.to(dtype)
+
+
+def random_data(N: int = 12, d: int = 2, *, seed: int = 10, dtype: torch.dtype = float64) -> Data:
+    x = randn(N, d, seed=seed, dtype=dtype)
+    return Data(x, torch.sin(2 * x[:, 0]) + 0.1 * randn(N, seed=seed + 1, dtype=dtype))
