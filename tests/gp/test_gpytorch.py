@@ -16,10 +16,11 @@ from gpytorch.variational import (
     VariationalStrategy,
 )
 
-from cases import float64, randn, random_data, random_model
 from paragp.gp.methods import METHODS
 from paragp.gp.moments import Moments
 from paragp.gp.objectives import estimate, gamma_robust, ppgpr, svgp
+
+from cases import float64, randn, random_data, random_model
 
 DISTRIBUTIONS = {
     "map": DeltaVariationalDistribution,

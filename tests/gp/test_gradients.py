@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from cases import STATIONARY, float64, randn, random_data, random_model
 from paragp.gp.kernels import KERNELS, covariance, make_kernel
 from paragp.gp.methods import METHODS
 from paragp.gp.objectives import estimate
+
+from cases import STATIONARY, float64, randn, random_data, random_model
 
 
 def value_of(model, data, objective, parameters):

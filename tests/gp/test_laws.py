@@ -7,8 +7,6 @@ import torch
 from gpytorch.kernels import LinearKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from hypothesis import given
 
-import reference
-from cases import float64, generator, randn, random_data, random_model
 from paragp.gp.covariances import Dense, Diagonal, Zero
 from paragp.gp.exact import ExactGP, fitc_log_marginal, optimal_q
 from paragp.gp.families import Coupled, Decoupled, OrthogonallyDecoupled
@@ -19,6 +17,9 @@ from paragp.gp.model import ParametricGP
 from paragp.gp.moments import Moments
 from paragp.gp.objectives import estimate, gamma_robust, ppgpr, svgp, vfitc
 from paragp.training.loop import batches
+
+import reference
+from cases import float64, generator, randn, random_data, random_model
 
 FAMILIES = (Coupled, Decoupled, OrthogonallyDecoupled)
 numbers = st.floats(-10, 10)

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from cases import float64, generator, randn
 from paragp.gp.families import Coupled
 from paragp.gp.kernels import make_kernel
 from paragp.gp.linalg import JITTER, JitterWarning, NotPositiveDefiniteError, cholesky
 from paragp.gp.methods import METHODS
+
+from cases import float64, generator, randn
 
 
 def with_eigenvalues(values):

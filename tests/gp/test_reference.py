@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-import reference
-from cases import STATIONARY, random_data, random_model
 from paragp.gp.families import Coupled, Decoupled, OrthogonallyDecoupled
 from paragp.gp.kernels import covariance
 from paragp.gp.linalg import JITTER
 from paragp.gp.methods import METHODS
 from paragp.gp.objectives import estimate
+
+import reference
+from cases import STATIONARY, random_data, random_model
 
 BETA = 0.3
 

@@ -296,6 +296,8 @@ def fit_fitc(
 
 def maximise(module: nn.Module, value: Callable[[], Tensor], iterations: int, progress: Progress | None = None) -> None:
     """Maximise `value()` over the module's trainable parameters with L-BFGS (SciPy's)."""
+    if iterations < 1:  # SciPy would take one step all the same
+        return
     parameters = [p for p in module.parameters() if p.requires_grad]
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:

@@ -1,0 +1,168 @@
+"""The full-batch baselines: against scikit-learn, against NumPy, and their two solvers against each other."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+from paragp.gp import exact
+from paragp.gp.exact import ConvergenceWarning, ExactGP, fit_exact, fit_fitc, optimal_q, pivoted_cholesky
+from paragp.gp.kernels import covariance, make_kernel
+from paragp.metrics import nll, rmse
+
+import reference
+from cases import float64, generator, randn, random_data
+
+LENGTHSCALE, SCALE, NOISE = [0.7, 1.3], 1.4, 0.05
+
+
+def gp(N=40, **options):
+    kernel = make_kernel("matern52", 2).double()
+    kernel.base_kernel.lengthscale = torch.tensor([LENGTHSCALE], dtype=float64)
+    kernel.outputscale = torch.tensor(SCALE, dtype=float64)
+    data = random_data(N)
+    return ExactGP(kernel, data.x, data.y, noise=NOISE, **options)
+
+
+def K_of(model, a, b):
+    with torch.no_grad():
+        return covariance(model.kernel, a, b).numpy()
+
+
+def test_exact_agrees_with_scikit_learn():
+    ours = gp()
+    kernel = ConstantKernel(SCALE, "fixed") * Matern(LENGTHSCALE, "fixed", nu=2.5) + WhiteKernel(NOISE, "fixed")
+    theirs = GaussianProcessRegressor(kernel, alpha=0).fit(ours.X.numpy(), ours.y.numpy())
+    x = random_data(15, seed=3).x
+    dist = ours.predict(x, chunk=4)
+    mean, std = theirs.predict(x.numpy(), return_std=True)
+    np.testing.assert_allclose(dist.mean, mean, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(dist.std, std, rtol=1e-6)
+    assert float(ours.log_marginal().detach()) == pytest.approx(theirs.log_marginal_likelihood_value_, rel=1e-7)
+
+
+def test_exact_log_marginal_is_eqn_marg():
+    model = gp()
+    expected = reference.exact_log_marginal(K_of(model, model.X, model.X), model.y.numpy(), float(model.noise.detach()))
+    assert float(model.log_marginal().detach()) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Few rows at a time, few preconditioner columns: the paths of a large table on a small one."""
+    monkeypatch.setattr(exact, "CG_BLOCK", 7)
+    monkeypatch.setattr(exact, "PRECONDITIONER_RANK", 10)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_conjugate_gradients_predict_as_cholesky(monkeypatch):
+    monkeypatch.setattr(exact, "CG_TOLERANCE", 1e-9)
+    x = random_data(15, seed=3).x
+    cholesky, cg = gp(solver="cholesky").predict(x), gp(solver="cg").predict(x)
+    np.testing.assert_allclose(cg.mean, cholesky.mean, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(cg.std, cholesky.std, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_conjugate_gradients_give_the_gradient_of_the_log_marginal(monkeypatch):
+    """With the N probes sqrt(N) e_i the trace is exact, so the two gradients must agree."""
+    monkeypatch.setattr(exact, "CG_TOLERANCE", 1e-10)
+    model = gp()
+    expected = torch.autograd.grad(model.log_marginal(), list(model.parameters()))
+    model.add_log_marginal_gradient(40**0.5 * torch.eye(40, dtype=float64))
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_unconverged_solve_says_so(monkeypatch):
+    monkeypatch.setattr(exact, "CG_ITERATIONS", 1)
+    monkeypatch.setattr(exact, "PRECONDITIONER_RANK", 1)
+    model = gp(solver="cg")
+    with pytest.warns(ConvergenceWarning, match="mean relative residual"):
+        model.solve(model.y[:, None])
+
+
+def test_solver_is_chosen_by_rows_and_said(monkeypatch):
+    assert gp().solver == "cholesky"
+    monkeypatch.setattr(exact, "CONDITION_BY_CHOLESKY", 10)
+    assert gp().solver == "cg"
+    with pytest.raises(ValueError, match="solver must be 'cholesky', 'cg' or None"):
+        gp(solver="lu")
+
+
+def test_pivoted_cholesky_reproduces_the_matrix_at_full_rank():
+    model = gp(12)
+    P = pivoted_cholesky(model.kernel, model.X, 12)
+    np.testing.assert_allclose(P @ P.T, K_of(model, model.X, model.X), atol=1e-8)
+
+
+def test_pivoted_cholesky_stops_at_the_rank_of_the_matrix():
+    model = gp(6)
+    P = pivoted_cholesky(model.kernel, torch.cat([model.X, model.X]), 12)
+    assert P.shape[1] <= 7
+    assert torch.isfinite(P).all()
+
+
+def noisy_sine(N, seed=0):
+    x = torch.rand(N, 1, generator=generator(seed), dtype=float64)
+    return x, torch.sin(6 * x[:, 0]) + 0.1 * randn(N, seed=seed + 1)
+
+
+@pytest.mark.parametrize("learn_rows", [100, 40])
+def test_fit_exact_learns_kernel_and_noise(learn_rows):
+    """With fewer `learn_rows` than rows, the subset and the conjugate-gradient steps are what runs."""
+    X, y = noisy_sine(100)
+    model = fit_exact("rbf", X, y, generator=generator(), iterations=50, learn_rows=learn_rows)
+    assert 0.07 < float(model.noise.detach()) ** 0.5 < 0.14
+    x, target = noisy_sine(200, seed=5)
+    assert rmse(model.predict(x), target) < 0.13
+
+
+def test_fitc_log_marginal_is_eqn_fitcmarg():
+    X, y = noisy_sine(30)
+    model = fit_fitc("matern52", X, y, X[::6], iterations=1)
+    Z, noise = model.family.Z.detach(), float(model.noise.detach())
+    scale = float(model.kernel.outputscale.detach())
+    K_MM = K_of(model, Z, Z) + 1e-6 * scale * np.eye(len(Z))
+    expected = reference.fitc_log_marginal(K_MM, K_of(model, Z, X), np.full(30, scale), y.numpy(), noise)
+    with torch.no_grad():
+        Lam, K_MN = torch.linalg.cholesky(torch.from_numpy(K_MM)), covariance(model.kernel, Z, X)
+        ours = exact.fitc_log_marginal(
+            exact.project(Lam, K_MN, torch.full((30,), scale, dtype=float64)), y, model.noise
+        )
+    assert float(ours) == pytest.approx(expected, rel=1e-10)
+
+
+def test_fitc_predicts_with_its_posterior():
+    """Against the textbook form: Sigma = (K_MM + K_MN D^-1 K_NM)^-1."""
+    X, y = noisy_sine(60)
+    model = fit_fitc("matern52", X, y, X[::10], iterations=20)
+    Z, noise, x = model.family.Z.detach(), float(model.noise.detach()), noisy_sine(20, seed=7)[0]
+    scale = float(model.kernel.outputscale.detach())
+    K_MM = K_of(model, Z, Z) + 1e-6 * scale * np.eye(len(Z))
+    K_MN, K_Mb = K_of(model, Z, X), K_of(model, Z, x)
+    D = reference.ktilde(K_MM, K_MN, np.full(60, scale)) + noise
+    Sigma = np.linalg.inv(K_MM + (K_MN / D) @ K_MN.T)
+    dist = model.predict(x)
+    np.testing.assert_allclose(dist.mean, K_Mb.T @ Sigma @ (K_MN / D) @ y.numpy(), rtol=1e-4, atol=1e-5)
+    var = reference.ktilde(K_MM, K_Mb, np.full(20, scale)) + np.einsum("mb,mn,nb->b", K_Mb, Sigma, K_Mb)
+    np.testing.assert_allclose(dist.function_var, var, rtol=1e-4, atol=1e-6)
+
+
+def test_fit_fitc_learns():
+    X, y = noisy_sine(200)
+    x, target = noisy_sine(200, seed=5)
+    start, end = (fit_fitc("rbf", X, y, X[::20], iterations=i).predict(x) for i in (0, 60))
+    assert nll(end, target) < nll(start, target) - 0.5
+    assert rmse(end, target) < 0.13
+
+
+def test_optimal_q_is_stationary_for_the_elbo():
+    A, y, var = randn(4, 9), randn(9, seed=1), randn(9, seed=2).square() + 0.1
+    m, L = (t.clone().requires_grad_() for t in optimal_q(A, y, var))
+    residual = (y - A.T @ m).square() + (L.T @ A).square().sum(0)
+    kl = 0.5 * (m.square().sum() + L.square().sum()) - L.diagonal().log().sum()
+    (-0.5 * (residual / var).sum() - kl).backward()
+    assert m.grad.abs().max() < 1e-9
+    assert L.grad.tril().abs().max() < 1e-9

@@ -1,0 +1,80 @@
+"""The map from the paper to the code holds: labels stand in docstrings, tests exist."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from paragp.gp.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "paper_to_code.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| `(\w+)` \|[^|]*\| `([\w.]+)` \| `([\w./]+)::(\w+)` \|$", TEXT, flags=re.M)
+OTHERS = re.findall(r"^\|[^|`]*\| `([\w.]+)` \| `([\w./]+)::(\w+)` \|$", TEXT, flags=re.M)
+
+
+def resolve(name):
+    """The object behind a dotted name: the longest importable module, then attributes."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(f"nothing is called {name}")
+
+
+@pytest.mark.parametrize(("label", "function"), [(row[0], row[1]) for row in ROWS])
+def test_label_stands_in_the_docstring(label, function):
+    assert re.search(rf"\bEqn {label}\b", resolve(function).__doc__)
+
+
+@pytest.mark.parametrize("function", [row[0] for row in OTHERS])
+def test_other_entries_resolve(function):
+    assert resolve(function).__doc__
+
+
+@pytest.mark.parametrize(("path", "test"), sorted({row[-2:] for row in ROWS + OTHERS}))
+def test_named_test_exists(path, test):
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_whole_table_was_read():
+    lines = [line for line in TEXT.splitlines() if "::test_" in line]
+    assert len(ROWS) + len(OTHERS) == len(lines) > 15
+
+
+def test_no_docstring_cites_a_label_that_the_map_lacks():
+    known = {row[0] for row in ROWS}
+    for path in (ROOT / "src").rglob("*.py"):
+        cited = set(re.findall(r"\bEqn (\w+)", path.read_text(encoding="utf-8")))
+        assert cited <= known, f"{path.name} cites {cited - known}"
+
+
+def test_the_readmes_example_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
+    exec(compile(example, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "'nll'" in printed
+    assert float(re.search(r"'nll': ([\d.]+)", printed)[1]) < 1.2  # a constant normal scores 1.4 here
+
+
+def test_the_readmes_figures_come_from_the_demos_table():
+    readme, table = ((ROOT / p).read_text(encoding="utf-8") for p in ("README.md", "results/demo/table.md"))
+    scores = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in table.splitlines()[2:]}
+    quoted = re.search(
+        r"SVGP scores an NLL of ([\d.-]+) and PPGPR-MFD ([\d.-]+);.*?scores\s+([\d.-]+) \(", readme, re.S
+    )
+    assert quoted.groups() == (scores["SVGP"], scores["PPGPR-MFD"], scores["the truth"])
+
+
+def test_the_readme_lists_every_method():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, method in METHODS.items():
+        assert f"| `{name}` | {method.label} |" in readme
