@@ -2,10 +2,9 @@
 
 import torch
 
-from paragp.gp.families import Coupled
+from paragp.data.rows import Data
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
-from paragp.training.loop import Data
 
 STATIONARY = ("matern12", "matern32", "matern52", "rbf")
 float64 = torch.float64
@@ -31,7 +30,7 @@ def random_model(
 ) -> ParametricGP:
     """A model whose every parameter is away from its starting point; two sets of points differ in size."""
     method = METHODS[name]
-    Z_variance = None if method.family is Coupled else randn(M + 1, d, seed=seed + 1)
+    Z_variance = randn(M + 1, d, seed=seed + 1) if method.two_sets else None
     model = method.model(kernel, randn(M, d, seed=seed), Z_variance, noise=0.2, features=features)
     noise = generator(seed + 2)
     with torch.no_grad():

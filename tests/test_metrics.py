@@ -41,14 +41,14 @@ def test_noise_fraction_is_a_mean_of_shares():
 
 def test_calibrated_prediction_looks_calibrated():
     for level in (0.5, 0.8, 0.95):
-        assert metrics.coverage(DIST, Y, level) == pytest.approx(level, abs=0.03)
+        assert metrics.coverage(DIST, Y, level=level) == pytest.approx(level, abs=0.03)
     assert kstest(metrics.pit(DIST, Y), "uniform").pvalue > 0.01
     assert kstest(metrics.z_scores(DIST, Y), "norm").pvalue > 0.01
 
 
 def test_overconfident_prediction_does_not():
     sharp = PredictiveDistribution(DIST.mean, DIST.function_var / 9, np.float64(0.3 / 9))
-    assert metrics.coverage(sharp, Y, 0.9) < 0.6
+    assert metrics.coverage(sharp, Y) < 0.6
     assert kstest(metrics.pit(sharp, Y), "uniform").pvalue < 1e-6
 
 
@@ -60,6 +60,17 @@ def test_weights_count_as_copies(name):
     repeated = PredictiveDistribution(DIST.mean[rows], DIST.function_var[rows], DIST.noise_var[rows])
     metric = metrics.METRICS[name]
     assert metric(head, Y[:50], weights=copies) == pytest.approx(metric(repeated, Y[rows]))
+
+
+@pytest.mark.parametrize("name", ["nll", "rmse", "crps", "coverage"])
+def test_targets_of_another_shape_are_refused(name):
+    with pytest.raises(ValueError, match="Pass one y per row"):
+        metrics.METRICS[name](DIST, Y[:, None])
+
+
+def test_coverage_is_that_of_the_90_percent_interval():
+    low, high = DIST.interval(0.9).T
+    assert metrics.coverage(DIST, Y) == pytest.approx(np.mean((low <= Y) & (high >= Y)))
 
 
 def test_directions_are_right():

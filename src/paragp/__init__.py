@@ -11,6 +11,7 @@ Map, from the mathematics up:
 - `paragp.paper`: what regenerates the paper, here its first figure; `paragp.cli`: the command line.
 """
 
+from paragp.data.rows import Data
 from paragp.gp.exact import ExactGP, fit_exact, fit_fitc
 from paragp.gp.methods import METHODS, Method
 from paragp.gp.model import ParametricGP
@@ -18,7 +19,7 @@ from paragp.gp.moments import Moments
 from paragp.metrics import METRICS, evaluate
 from paragp.predictive import PredictiveDistribution
 from paragp.training.inducing import kmeans
-from paragp.training.loop import Config, Data, fit
+from paragp.training.loop import Config, fit
 
 __version__ = "0.1.0"
 

@@ -1,7 +1,7 @@
 """Files that appear whole or not at all."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,27 +11,20 @@ from pathlib import Path
 def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path that becomes `path` when the block ends well, and vanishes when it does not.
 
-    >>> with writing("/tmp/paragp-doctest.txt") as part:
-    ...     _ = part.write_text("all of it")
-    >>> Path("/tmp/paragp-doctest.txt").read_text()
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with writing(Path(folder, "whole.txt")) as part:
+    ...         _ = part.write_text("all of it")
+    ...     Path(folder, "whole.txt").read_text()
     'all of it'
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    part = Path(name)
+    part = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
     try:
         yield part
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.chmod(0o666 & ~_umask())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

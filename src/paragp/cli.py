@@ -48,6 +48,10 @@ def demo(
         f"Fitting {len(METHODS)} methods, FITC and the exact GP to {toy.N_TRAIN} rows of a curve whose noise "
         "grows from left to right.",
     )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot make the folder {out}: {error.strerror}", param_hint="--out") from error
     data = toy.make_toy(seed)
     fits = toy.run(data, seed=seed, epochs=epochs)
     table = toy.format_table(toy.table(data, fits))

@@ -25,7 +25,7 @@ def nll(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = 
 
 def rmse(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Root mean squared error of the predictive mean."""
-    return float(np.sqrt(_mean((np.asarray(y) - dist.mean) ** 2, weights)))
+    return float(np.sqrt(_mean((dist.targets(y) - dist.mean) ** 2, weights)))
 
 
 def crps(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> float:
@@ -38,10 +38,12 @@ def noise_fraction(dist: PredictiveDistribution, y: ArrayLike | None = None, wei
     return _mean(np.asarray(dist.noise_var) / dist.var, weights)
 
 
-def coverage(dist: PredictiveDistribution, y: ArrayLike, level: float = 0.9, weights: ArrayLike | None = None) -> float:
+def coverage(
+    dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None, *, level: float = 0.9
+) -> float:
     """Share of rows whose y lies in the central interval of that level; calibrated means equal to it."""
     low, high = dist.interval(level).T
-    y = np.asarray(y)
+    y = dist.targets(y)
     return _mean(((low <= y) & (y <= high)).astype(float), weights)
 
 

@@ -62,7 +62,7 @@ class PredictiveDistribution:
 
     def z_scores(self, y: ArrayLike) -> Array:
         """(y - mean) / std, standard normal if the model is right; shape (n,)."""
-        return (self._targets(y) - self.mean) / self.std
+        return (self.targets(y) - self.mean) / self.std
 
     def logpdf(self, y: ArrayLike) -> Array:
         """The log density of y, shape (n,)."""
@@ -105,7 +105,8 @@ class PredictiveDistribution:
         missing = np.maximum(min_std**2 - self.var, 0)
         return replace(self, noise_var=self.noise_var + missing)
 
-    def _targets(self, y: ArrayLike) -> Array:
+    def targets(self, y: ArrayLike) -> Array:
+        """y as one number per row, checked."""
         y = np.asarray(y, dtype=np.float64)
         if y.shape not in ((), self.mean.shape):
             raise ValueError(f"y has shape {y.shape}, the prediction has {len(self)} rows. Pass one y per row.")

@@ -60,13 +60,21 @@ def test_every_parameter_receives_a_gradient(name, features):
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_hand_written_kernel_backward(kernel, symmetric):
     base = make_kernel(kernel, 2).double()
+    names, start = zip(*base.named_parameters(), strict=True)
 
-    def value(x, z, lengthscale):
-        base.base_kernel.__dict__.pop("lengthscale", None)
-        scaled_x, scaled_z = x / lengthscale, z / lengthscale
-        return covariance(base, scaled_x, scaled_x if symmetric else scaled_z)
+    class Matrix(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kernel = base
 
-    inputs = [randn(4, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_(), torch.tensor(0.7, dtype=float64)]
+        def forward(self, x, z):
+            return covariance(self.kernel, x, x if symmetric else z)
+
+    def value(x, z, *parameters):
+        named = {f"kernel.{name}": p for name, p in zip(names, parameters, strict=True)}
+        return functional_call(Matrix(), named, (x, z))
+
+    inputs = [t.detach().clone().requires_grad_() for t in (randn(4, 2), randn(3, 2, seed=1), *start)]
     assert torch.autograd.gradcheck(value, inputs)
 
 

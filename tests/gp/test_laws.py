@@ -7,6 +7,7 @@ import torch
 from gpytorch.kernels import LinearKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from hypothesis import given
 
+from paragp.data.rows import batches
 from paragp.gp.covariances import Dense, Diagonal, Zero
 from paragp.gp.exact import ExactGP, fitc_log_marginal, optimal_q
 from paragp.gp.families import Coupled, Decoupled, OrthogonallyDecoupled
@@ -16,7 +17,6 @@ from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
 from paragp.gp.moments import Moments
 from paragp.gp.objectives import estimate, gamma_robust, ppgpr, svgp, vfitc
-from paragp.training.loop import batches
 
 import reference
 from cases import float64, generator, randn, random_data, random_model
@@ -227,7 +227,7 @@ def gp_on_its_own_rows(N=8):
 def projection(model, data):
     Z = model.family.Z
     K_Mb, k_diag = covariance(model.kernel, Z, data.x), prior_variance(model.kernel, data.x)
-    return project(model.factorise().Lam, K_Mb, k_diag)
+    return project(model.factorise().W, K_Mb, k_diag)
 
 
 def set_optimal_q(model, data, inflate_by_ktilde):

@@ -5,7 +5,7 @@ import torch
 from paragp.gp.methods import METHODS
 from paragp.metrics import nll
 from paragp.paper import toy
-from paragp.training.inducing import kmeans
+from paragp.training.inducing import starting_points
 from paragp.training.loop import Config, fit
 
 from cases import generator
@@ -15,8 +15,9 @@ DATA = toy.make_toy()
 
 def fitted(name):
     method = METHODS[name]
-    model = method.model("matern52", kmeans(DATA.train.x, toy.M, generator=generator()))
-    config = Config(epochs=250, batch_size=250, learning_rate=0.03, beta=method.beta[0])
+    Z, Z_variance = starting_points(DATA.train.x, toy.M, generator=generator())
+    model = method.model("matern52", Z, Z_variance if method.two_sets else None)
+    config = Config(epochs=400, batch_size=250, learning_rate=0.03, beta=method.beta[0])
     fit(model, method.objective, DATA.train, config, generator=generator())
     return model
 
@@ -25,7 +26,7 @@ def test_svgps_band_is_constant_and_ppgprs_follows_the_noise():
     """What the paper's first figure shows, in numbers."""
     grid = torch.linspace(-1.9, 1.9, 200, dtype=torch.float64)[:, None]
     truth = DATA.truth(grid).std
-    svgp, ppgpr = (fitted(name) for name in ("svgp", "ppgpr-mf"))
+    svgp, ppgpr = (fitted(name) for name in toy.DRAWN)
     flat, following = svgp.predict(grid), ppgpr.predict(grid)
     assert flat.std.max() / flat.std.min() < 1.3
     assert following.std.max() / following.std.min() > 5
@@ -60,3 +61,21 @@ def test_table_and_picture_hold_every_method(tmp_path):
     svg = (tmp_path / "new" / "figure.svg").read_text(encoding="utf-8")
     assert svg.startswith("<?xml")
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["figure.svg"]
+
+
+def test_the_picture_draws_the_two_methods_and_both_bands():
+    fits = {name: toy.Fitted(METHODS[name].label, fitted_quickly(name), 0.0) for name in toy.DRAWN}
+    figure = toy.draw(DATA, fits)
+    assert [axis.get_title(loc="left").split(":")[0] for axis in figure.axes] == ["SVGP", "PPGPR-MFD"]
+    for axis, name in zip(figure.axes, toy.DRAWN, strict=True):
+        x = np.linspace(toy.LOW, toy.HIGH, 400)
+        dist = fits[name].model.predict(torch.from_numpy(x)[:, None])
+        for band, std in zip(axis.collections, (dist.std, dist.function_std), strict=True):
+            drawn = band.get_paths()[0].vertices
+            top = max(drawn[np.isclose(drawn[:, 0], x[200]), 1])
+            assert top == pytest.approx(dist.mean[200] + 2 * std[200], abs=1e-6)
+
+
+def fitted_quickly(name):
+    method = METHODS[name]
+    return method.model("matern52", DATA.train.x[:10])

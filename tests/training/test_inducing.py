@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paragp.training.inducing import kmeans
+from paragp.training.inducing import kmeans, starting_points
 
 from cases import generator, randn
 
@@ -41,7 +41,16 @@ def test_rare_rows_outside_the_sample_do_not_break_it(monkeypatch):
     monkeypatch.setattr("paragp.training.inducing.KMEANS_ROWS", 20)
     X = torch.zeros(5000, 1)
     X[:3, 0] = torch.tensor([1.0, 2.0, 3.0])
-    assert len(kmeans(X, 2, generator=generator())) == 2
+    weights = torch.ones(5000)
+    weights[0], weights[1:3] = 1000, 1e-3
+    Z = kmeans(X, 2, generator=generator(), weights=weights)
+    torch.testing.assert_close(Z.sort(0).values, torch.tensor([[0.0], [1.0]]), atol=1e-3, rtol=0)
+
+
+def test_two_sets_differ():
+    Z, Z_variance = starting_points(randn(500, 3), 20, 30, generator=generator())
+    assert (len(Z), len(Z_variance)) == (20, 30)
+    assert torch.cdist(Z, Z_variance).min() > 1e-3
 
 
 def test_no_points_is_an_error():

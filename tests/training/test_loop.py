@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from paragp.data.rows import Data, batches
 from paragp.gp.linalg import NotPositiveDefiniteError
 from paragp.gp.methods import METHODS
+from paragp.gp.objectives import estimate
 from paragp.metrics import nll
-from paragp.training.loop import Config, Data, TrainingDivergedError, batches, fit
+from paragp.training.loop import Config, TrainingDivergedError, fit
+from paragp.training.step import backward
 
 from cases import generator, randn, random_data, random_model
 
@@ -68,7 +71,7 @@ def test_full_batch_weights_train_as_repeated_rows():
     data = random_data(12, dtype=torch.float64)
     copies = torch.tensor([1, 0, 2, 3] * 3)
     repeated = data.take(torch.repeat_interleave(torch.arange(12), copies))
-    weighted = data._replace(weights=2.0 * copies.double() / 2)
+    weighted = data._replace(weights=copies.double())
     results = []
     for rows in (repeated, weighted):
         model = METHODS["svgp"].model("rbf", data.x[:5])
@@ -151,9 +154,65 @@ def test_matrix_without_factor_is_reported_with_its_step():
     assert isinstance(error.value.__cause__, NotPositiveDefiniteError)
 
 
+def test_a_bad_last_step_is_noticed():
+    data = random_data(20, dtype=torch.float32)
+    model = METHODS["svgp"].model("rbf", data.x[:5])
+
+    def spoil(record):
+        with torch.no_grad():
+            model.family.m.fill_(torch.nan)
+
+    with pytest.raises(TrainingDivergedError, match=r"last step .*parameter family\.m"):
+        fit(model, METHODS["svgp"].objective, data, Config(epochs=1), generator=generator(), on_epoch=spoil)
+    assert torch.isfinite(model.family.m).all()
+
+
+@pytest.mark.parametrize("bad", [{"epochs": 0}, {"batch_size": -5}, {"learning_rate": 0.0}, {"beta": -1.0}])
+def test_bad_settings_are_refused(bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
+        Config(**bad)
+
+
+def test_history_is_per_datum():
+    """One full batch, before any step: the history holds the estimate itself."""
+    data = random_data(30, dtype=torch.float32)
+    method = METHODS["ppgpr-chol"]
+    model = method.model("rbf", data.x[:5])
+    q, kl = model(data.x)
+    expected = float(estimate(method.objective(q, data.y, model.noise), kl, num_data=30, beta=0.3).detach())
+    config = Config(epochs=1, batch_size=30, beta=0.3)
+    (record,) = fit(model, method.objective, data, config, generator=generator())
+    assert record.objective == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", METHODS)
+def test_chunks_change_neither_value_nor_gradient(name, weighted):
+    """Forward and backward by chunks against plain autograd through the whole batch at once."""
+    features = torch.nn.Linear(3, 2)
+    data = random_data(23, d=3)
+    if weighted:
+        weights = torch.linspace(0, 3, 23, dtype=torch.float64)
+        data = data._replace(weights=weights / weights.mean())
+    model = random_model(name, features=features)
+    objective = METHODS[name].objective_for()
+    q, kl = model(data.x)
+    terms = objective(q, data.y, model.noise)
+    expected = estimate(terms, kl, num_data=100, beta=0.3, weights=data.weights)
+    gradients = torch.autograd.grad(-expected, list(model.parameters()))
+    value = backward(model, objective, data, num_data=100, beta=0.3, chunk=5)
+    assert value == pytest.approx(float(expected.detach()), rel=1e-12)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (Data(torch.ones(3, 2), torch.ones(3).double()), "y is torch.float64, x is torch.float32"),
+        (Data(torch.ones(3, 2).int(), torch.ones(3)), "floating-point"),
+        (Data(torch.ones(3, 1), torch.ones(3)), "have 2 inputs"),
+        (Data(torch.ones(3, 2).double(), torch.ones(3).double()), "in torch.float32, got shape"),
         (Data(torch.ones(3), torch.ones(3)), r"x of shape \(N, d\)"),
         (Data(torch.ones(3, 2), torch.ones(4)), "one target per row"),
         (Data(torch.ones(0, 2), torch.ones(0)), "one target per row"),

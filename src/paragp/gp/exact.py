@@ -8,7 +8,7 @@ conjugate gradients beyond, never holding more than a block of its rows (Wang et
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,17 +18,18 @@ from linear_operator.utils.warnings import NumericalWarning
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
+from paragp.data.rows import Data, checked
 from paragp.gp.covariances import Dense
 from paragp.gp.families import Coupled
-from paragp.gp.kernels import covariance, kernel_name, make_kernel, prior_variance
-from paragp.gp.linalg import Projection, cholesky, project, unwhiten, whiten
-from paragp.gp.model import CHUNK, Noise, ParametricGP, predictive
+from paragp.gp.kernels import covariance, kernel_name, make_kernel, prior_deviation, prior_variance
+from paragp.gp.linalg import NotPositiveDefiniteError, Projection, cholesky, project
+from paragp.gp.model import CHUNK, INITIAL_NOISE, Noise, ParametricGP, predictive
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
 
 LEARN_BY_CHOLESKY = 6_000  # rows: above, a gradient of the N x N factorisation takes too long to be repeated
 CONDITION_BY_CHOLESKY = 32_000  # rows: above, the factor itself (4 GB in float32) is too large to keep
-CG_TOLERANCE = 1e-4  # mean relative residual of a solve
+CG_TOLERANCE = 1e-6  # mean relative residual of a solve
 CG_ITERATIONS = 1_000
 CG_BLOCK = 2_048  # rows of the kernel matrix that exist at one time
 PRECONDITIONER_RANK = 100  # Wang et al. 2019
@@ -56,6 +57,7 @@ class ExactGP(nn.Module):
     class Factor(NamedTuple):
         alpha: Tensor  # (N,) = (K + sigma_obs^2 I)^-1 y
         L: Tensor | None  # (N, N), only with the Cholesky solver
+        precondition: Callable[[Tensor], Tensor] | None  # only with conjugate gradients
 
     X: Tensor
     y: Tensor
@@ -79,22 +81,23 @@ class ExactGP(nn.Module):
     @property
     def kernel_scale(self) -> float:
         """The prior deviation sigma_k of the latent function."""
-        with torch.no_grad():
-            return float(prior_variance(self.kernel, self.X[:CHUNK]).mean().sqrt())
+        return prior_deviation(self.kernel, self.X[:CHUNK])
 
     def log_marginal(self) -> Tensor:
         """log p(y | X) = log N(y | 0, K_NN + sigma_obs^2 I) (Eqn marg), a scalar."""
         L = self._cholesky()
         N = len(self.y)
-        return -0.5 * (whiten(L, self.y).square().sum() + N * math.log(2 * math.pi)) - L.diagonal().log().sum()
+        quadratic = _forward_solve(L, self.y[:, None]).square().sum()
+        return -0.5 * (quadratic + N * math.log(2 * math.pi)) - L.diagonal().log().sum()
 
     @torch.no_grad()
     def factorise(self) -> Factor:
         """What all predictions share: the weights of the mean and, with Cholesky, the factor."""
         if self.solver == "cholesky":
             L = self._cholesky()
-            return self.Factor(unwhiten(L, whiten(L, self.y)), L)
-        return self.Factor(self.solve(self.y[:, None])[:, 0], None)
+            return self.Factor(torch.cholesky_solve(self.y[:, None], L)[:, 0], L, None)
+        precondition = self._preconditioner()
+        return self.Factor(self.solve(self.y[:, None], precondition)[:, 0], None, precondition)
 
     @torch.no_grad()
     def predict(self, x: Tensor, *, factor: Factor | None = None, chunk: int = 512) -> PredictiveDistribution:
@@ -104,7 +107,10 @@ class ExactGP(nn.Module):
 
     def _moments(self, x: Tensor, factor: Factor) -> Moments:
         K_Nb = covariance(self.kernel, self.X, x)  # (N, b)
-        explained = (K_Nb * self.solve(K_Nb) if factor.L is None else whiten(factor.L, K_Nb).square()).sum(0)
+        if factor.precondition is not None:
+            explained = (K_Nb * self.solve(K_Nb, factor.precondition)).sum(0)
+        elif factor.L is not None:
+            explained = _forward_solve(factor.L, K_Nb).square().sum(0)
         fvar = (prior_variance(self.kernel, x) - explained).clamp_min(0)
         return Moments(K_Nb.T @ factor.alpha, fvar, torch.zeros_like(fvar))
 
@@ -113,31 +119,33 @@ class ExactGP(nn.Module):
         noise = self.noise * torch.eye(len(K), dtype=K.dtype, device=K.device)
         return cholesky(K + noise, jitter=0.0, name=f"K_NN + noise of {kernel_name(self.kernel)}")
 
-    # Conjugate gradients: the kernel matrix is only ever multiplied, block by block of its rows.
+    # Conjugate gradients: the kernel matrix is only ever multiplied, block by block of its rows, in float64.
 
     @torch.no_grad()
-    def solve(self, rhs: Tensor) -> Tensor:
-        """(K + sigma_obs^2 I)^-1 rhs for rhs (N, k), with a `ConvergenceWarning` if it did not converge."""
+    def solve(self, rhs: Tensor, precondition: Callable[[Tensor], Tensor]) -> Tensor:
+        """(K + sigma_obs^2 I)^-1 rhs for rhs (N, k), with a `ConvergenceWarning` if a column did not converge."""
+        wide = rhs.double()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NumericalWarning)  # reported below, in this library's terms
             solution = linear_cg(
                 self._multiply,
-                rhs,
+                wide,
                 tolerance=CG_TOLERANCE,
                 max_iter=CG_ITERATIONS,
                 max_tridiag_iter=0,
-                eps=1e-20,
-                preconditioner=self._preconditioner(),
+                eps=1e-30,
+                preconditioner=precondition,
             )
-        residual = float(((self._multiply(solution) - rhs).norm(dim=0) / rhs.norm(dim=0).clamp_min(1e-20)).mean())
-        if not residual <= 10 * CG_TOLERANCE:
+        residual = (self._multiply(solution) - wide).norm(dim=0) / wide.norm(dim=0).clamp_min(1e-30)
+        if not float(residual.max()) <= 100 * CG_TOLERANCE:
             warnings.warn(
-                f"Conjugate gradients stopped with a mean relative residual of {residual:.1e} (wanted "
-                f"{CG_TOLERANCE:.0e}) after at most {CG_ITERATIONS} iterations. More noise or float64 help.",
+                f"Conjugate gradients stopped with a relative residual of {float(residual.max()):.1e} (wanted "
+                f"{CG_TOLERANCE:.0e}) after at most {CG_ITERATIONS} iterations; means and variances are off by as "
+                "much. A larger noise converges sooner.",
                 ConvergenceWarning,
                 stacklevel=2,
             )
-        return solution
+        return solution.to(rhs.dtype)
 
     def add_log_marginal_gradient(self, probes: Tensor) -> None:
         """Add the gradient of log p(y | X) to the parameters' `.grad`, by conjugate gradients.
@@ -146,7 +154,7 @@ class ExactGP(nn.Module):
 
             d log p = 1/2 alpha^T dK^ alpha - 1/2 E_z[(K^-1 z)^T dK^ z].
         """
-        solved = self.solve(torch.cat([self.y[:, None], probes], 1))
+        solved = self.solve(torch.cat([self.y[:, None], probes], 1), self._preconditioner())
         left = torch.cat([solved[:, :1], -solved[:, 1:] / probes.shape[1]], 1) / 2  # (N, 1 + p)
         right = torch.cat([solved[:, :1], probes], 1)
         for i in range(0, len(self.X), CG_BLOCK):
@@ -155,15 +163,17 @@ class ExactGP(nn.Module):
         (self.noise * (left * right).sum()).backward()
 
     def _multiply(self, V: Tensor) -> Tensor:
-        """(K + sigma_obs^2 I) V."""
-        blocks = self.X.split(CG_BLOCK)
-        return torch.cat([covariance(self.kernel, rows, self.X) @ V for rows in blocks]) + self.noise * V
+        """(K + sigma_obs^2 I) V for V (N, k) in float64."""
+        blocks = (covariance(self.kernel, rows, self.X).double() @ V for rows in self.X.split(CG_BLOCK))
+        return torch.cat(list(blocks)) + self.noise * V
 
+    @torch.no_grad()
     def _preconditioner(self) -> Callable[[Tensor], Tensor]:
         """V -> (P P^T + sigma_obs^2 I)^-1 V with the pivoted Cholesky factor P (N, r) of K, by Woodbury."""
-        P = pivoted_cholesky(self.kernel, self.X, PRECONDITIONER_RANK)
-        inner = cholesky(P.T @ P + self.noise * torch.eye(P.shape[1]).to(P), jitter=0.0, name="preconditioner")
-        return lambda V: (V - P @ torch.cholesky_solve(P.T @ V, inner)) / self.noise
+        P, noise = pivoted_cholesky(self.kernel, self.X, PRECONDITIONER_RANK).double(), self.noise.double()
+        eye = torch.eye(P.shape[1], dtype=P.dtype, device=P.device)
+        inner = cholesky(P.T @ P + noise * eye, jitter=0.0, name="preconditioner")
+        return lambda V: (V - P @ torch.cholesky_solve(P.T @ V, inner)) / noise
 
 
 @torch.no_grad()
@@ -202,6 +212,7 @@ def fit_exact(
     a random subset of that size, then `cg_steps` steps of Adam on all rows by conjugate gradients
     (`cg_steps=0` keeps what the subset taught).
     """
+    X, y, _ = checked(Data(X, y))
     kernel = make_kernel(kernel, X.shape[1])
     subset = torch.randperm(len(X), generator=generator)[:learn_rows] if len(X) > learn_rows else slice(None)
     small = ExactGP(kernel, X[subset], y[subset], noise=noise, solver="cholesky")
@@ -211,7 +222,7 @@ def fit_exact(
     optimizer = torch.optim.Adam(gp.parameters(), lr=cg_rate, maximize=True)
     for _ in range(cg_steps if len(X) > learn_rows else 0):
         optimizer.zero_grad()
-        probes = torch.randn(len(X), PROBES, generator=generator, dtype=X.dtype)
+        probes = torch.randn(len(X), PROBES, generator=generator).to(X)
         gp.add_log_marginal_gradient(probes)
         optimizer.step()
     return gp
@@ -234,11 +245,10 @@ def optimal_q(A: Tensor, y: Tensor, var: Tensor) -> Posterior:
 
     With var = sigma_obs^2 it maximises SVGP's ELBO, with var = ktilde + sigma_obs^2 VFITC's (beta_reg = 1).
     """
-    scaled = A / var.sqrt()
-    eye = torch.eye(len(A), dtype=A.dtype, device=A.device)
-    R = cholesky(eye + scaled @ scaled.T, jitter=0.0, name="precision of q(u)")
+    R = _precision_factor(A, var)
     m = torch.cholesky_solve((A @ (y / var))[:, None], R)[:, 0]
-    return Posterior(m, cholesky(torch.cholesky_solve(eye, R), jitter=0.0, name="covariance of q(u)"))
+    S = torch.cholesky_inverse(R)
+    return Posterior(m, cholesky(S, jitter=0.0, name="covariance of q(u)"))
 
 
 def fitc_log_marginal(projection: Projection, y: Tensor, noise: Tensor) -> Tensor:
@@ -247,13 +257,18 @@ def fitc_log_marginal(projection: Projection, y: Tensor, noise: Tensor) -> Tenso
     With D = ktilde + sigma_obs^2, the matrix determinant lemma and Woodbury on R R^T = I + A D^-1 A^T.
     """
     var = projection.ktilde + noise  # (N,)
-    scaled = projection.A / var.sqrt()  # (M, N)
-    eye = torch.eye(len(scaled), dtype=y.dtype, device=y.device)
-    R = cholesky(eye + scaled @ scaled.T, jitter=0.0, name="I + A D^-1 A^T of FITC")
-    fitted = whiten(R, projection.A @ (y / var))  # (M,)
+    R = _precision_factor(projection.A, var)
+    fitted = _forward_solve(R, (projection.A @ (y / var))[:, None])  # (M, 1)
     quadratic = (y.square() / var).sum() - fitted.square().sum()
     log_det = var.log().sum() + 2 * R.diagonal().log().sum()
     return -0.5 * (quadratic + log_det + len(y) * math.log(2 * math.pi))
+
+
+def _precision_factor(A: Tensor, var: Tensor) -> Tensor:
+    """R with R R^T = I + A diag(1/var) A^T, the precision of u' given y; shape (M, M)."""
+    scaled = A / var.sqrt()
+    eye = torch.eye(len(A), dtype=A.dtype, device=A.device)
+    return cholesky(eye + scaled @ scaled.T, jitter=0.0, name="precision of q(u)")
 
 
 def fit_fitc(
@@ -262,19 +277,21 @@ def fit_fitc(
     y: Tensor,
     Z: Tensor,
     *,
+    noise: float = INITIAL_NOISE,
     iterations: int = 200,
     progress: Progress | None = None,
-    **options: Any,
 ) -> ParametricGP:
     """FITC (Eqn fitcmarg): kernel, noise and inducing points by L-BFGS on all rows, X (N, d), y (N,).
 
     The result is a coupled model at FITC's posterior, which is the optimal q(u) of VFITC (Eqn vfitcelbo).
     """
-    model = ParametricGP(make_kernel(kernel, X.shape[1]), Coupled(Z, Dense), **options)
+    X, y, _ = checked(Data(X, y))
+    model = ParametricGP(make_kernel(kernel, X.shape[1]), Coupled(Z, Dense), noise=noise)
+    model.embed(X[:1])  # the inducing points must have the rows' inputs and precision
 
     def projection() -> Projection:
-        Lam = model.factorise().Lam
-        return project(Lam, covariance(model.kernel, model.family.Z, X), prior_variance(model.kernel, X))
+        W = model.factorise().W
+        return project(W, covariance(model.kernel, model.family.Z, X), prior_variance(model.kernel, X))
 
     def log_marginal() -> Tensor:
         return fitc_log_marginal(projection(), y, model.noise)
@@ -294,24 +311,39 @@ def fit_fitc(
 # --- both ---
 
 
+def _forward_solve(L: Tensor, rhs: Tensor) -> Tensor:
+    """L^-1 rhs for a lower triangular L (n, n) and rhs (n, k)."""
+    return torch.linalg.solve_triangular(L, rhs, upper=False)
+
+
 def maximise(module: nn.Module, value: Callable[[], Tensor], iterations: int, progress: Progress | None = None) -> None:
-    """Maximise `value()` over the module's trainable parameters with L-BFGS (SciPy's)."""
+    """Maximise `value()` over the module's trainable parameters with L-BFGS (SciPy's), keeping the best seen.
+
+    A trial point without a finite value counts as infinitely bad, so that the line search steps back from it.
+    """
     if iterations < 1:  # SciPy would take one step all the same
         return
     parameters = [p for p in module.parameters() if p.requires_grad]
+    start = nn.utils.parameters_to_vector(parameters).detach().double().cpu().numpy()
+    best = (math.inf, start)
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal best
         nn.utils.vector_to_parameters(torch.from_numpy(flat).to(parameters[0]), parameters)
-        negative = -value()
-        gradient = torch.autograd.grad(negative, parameters, allow_unused=True)
-        flat_gradient = [
-            (torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(parameters, gradient, strict=True)
-        ]
-        return float(negative.detach()), torch.cat(flat_gradient).double().cpu().numpy()
+        try:
+            negative = -value()
+        except NotPositiveDefiniteError:
+            if best[0] == math.inf:  # at the very start there is nothing to step back to
+                raise
+            return math.inf, np.zeros_like(flat)
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(negative, parameters)])
+        result = float(negative.detach()), gradient.double().cpu().numpy()
+        if result[0] < best[0] and np.isfinite(result[1]).all():
+            best = (result[0], flat.copy())
+        return result
 
-    start = nn.utils.parameters_to_vector(parameters).detach().double().cpu().numpy()
     callback = None if progress is None else lambda _: progress()
-    result = minimize(loss, start, jac=True, method="L-BFGS-B", callback=callback, options={"maxiter": iterations})
-    nn.utils.vector_to_parameters(torch.from_numpy(result.x).to(parameters[0]), parameters)
+    minimize(loss, start, jac=True, method="L-BFGS-B", callback=callback, options={"maxiter": iterations})
+    nn.utils.vector_to_parameters(torch.from_numpy(best[1]).to(parameters[0]), parameters)
     for parameter in parameters:
         parameter.data = parameter.data.clone()  # of its own, no longer a view of the flat vector

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paragp.gp.covariances import Covariance
 from paragp.gp.kernels import covariance, kernel_name, prior_variance
-from paragp.gp.linalg import cholesky, project, unwhiten, whiten
+from paragp.gp.linalg import inverse_cholesky, project, unwhiten, whiten
 from paragp.gp.moments import Moments
 
 
@@ -39,9 +39,10 @@ class Family(nn.Module, ABC):
         """The regulariser |m'|^2 / 2 + KL(N(0, S') || N(0, I)), a scalar."""
         return 0.5 * self.m.square().sum() + self.S.kl()
 
-    def _cholesky(self, kernel: Kernel, Z: Tensor) -> Tensor:
-        """Lam with Lam Lam^T = k(Z, Z) + jitter, shape (M, M)."""
-        return cholesky(covariance(kernel, Z, Z), jitter=self.jitter, name=f"K_MM of {kernel_name(kernel)}")
+    def _whitener(self, kernel: Kernel, Z: Tensor) -> Tensor:
+        """W = Lam^-1 with Lam Lam^T = k(Z, Z) + jitter, shape (M, M)."""
+        K_MM = covariance(kernel, Z, Z)
+        return inverse_cholesky(K_MM, jitter=self.jitter, name=f"K_MM of {kernel_name(kernel)}")
 
 
 class Coupled(Family):
@@ -55,7 +56,7 @@ class Coupled(Family):
     """
 
     class Factor(NamedTuple):
-        Lam: Tensor  # (M, M)
+        W: Tensor  # (M, M) = Lam^-1
 
     def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
         super().__init__()
@@ -69,20 +70,28 @@ class Coupled(Family):
         self.S = covariance(len(Z)).to(Z)
 
     def factorise(self, kernel: Kernel) -> Factor:
-        return self.Factor(self._cholesky(kernel, self.Z))
+        return self.Factor(self._whitener(kernel, self.Z))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        A, ktilde = project(factor.Lam, covariance(kernel, self.Z, h), prior_variance(kernel, h))  # (M, b)
+        A, ktilde = project(factor.W, covariance(kernel, self.Z, h), prior_variance(kernel, h))  # (M, b)
         return Moments(A.T @ self.m, ktilde, self.S.variance(A))
 
 
 class TwoSets(Family, ABC):
-    """Inducing points Z of the mean and Z_variance of the variance; the latter start at Z unless given."""
+    """Inducing points Z of the mean and Z_variance of the variance; the latter start at Z unless given.
+
+    Two different k-means sets are the better start (`training.inducing.starting_points`).
+    """
 
     def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
         super().__init__()
         self.Z = _inducing_points(Z)  # (M_mu, d)
         self.Z_variance = _inducing_points(Z if Z_variance is None else Z_variance)  # (M_sigma, d)
+        if self.Z.shape[1] != self.Z_variance.shape[1] or self.Z.dtype != self.Z_variance.dtype:
+            raise ValueError(
+                f"Both sets of inducing points must agree in inputs and precision, got Z {tuple(self.Z.shape)} in "
+                f"{self.Z.dtype} and Z_variance {tuple(self.Z_variance.shape)} in {self.Z_variance.dtype}."
+            )
         self.S = covariance(len(self.Z_variance)).to(Z)
 
 
@@ -94,19 +103,19 @@ class Decoupled(TwoSets):
 
     class Factor(NamedTuple):
         alpha: Tensor  # (M_mu,)
-        Lam: Tensor  # (M_sigma, M_sigma), of the variance's points
+        W: Tensor  # (M_sigma, M_sigma) = Lam^-1 of the variance's points
 
     def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
         super().__init__(Z, covariance, Z_variance)
         self.m = nn.Parameter(Z.new_zeros(len(Z)))  # (M_mu,)
 
     def factorise(self, kernel: Kernel) -> Factor:
-        alpha = unwhiten(self._cholesky(kernel, self.Z), self.m)
-        return self.Factor(alpha, self._cholesky(kernel, self.Z_variance))
+        alpha = unwhiten(self._whitener(kernel, self.Z), self.m)
+        return self.Factor(alpha, self._whitener(kernel, self.Z_variance))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
         K_Mb = covariance(kernel, self.Z_variance, h)  # (M_sigma, b)
-        A, ktilde = project(factor.Lam, K_Mb, prior_variance(kernel, h))
+        A, ktilde = project(factor.W, K_Mb, prior_variance(kernel, h))
         return Moments(covariance(kernel, h, self.Z) @ factor.alpha, ktilde, self.S.variance(A))
 
 
@@ -120,11 +129,12 @@ class OrthogonallyDecoupled(TwoSets):
         KL   = |m'|^2 / 2 + KL(N(0, S') || N(0, I)) + (a^T K_gamma a - |B a|^2) / 2
 
     Only B a = Lam^-1 (k(Z_variance, Z) a) is ever needed, so the extra points cost no M x b solve. As in the
-    original work a is not whitened.
+    original work a is not whitened. Where the two sets coincide the extra basis vanishes and the method is SVGP:
+    start them at different points.
     """
 
     class Factor(NamedTuple):
-        Lam: Tensor  # (M_beta, M_beta)
+        W: Tensor  # (M_beta, M_beta) = Lam^-1
         Ba: Tensor  # (M_beta,)
         norm: Tensor  # () = a^T K_gamma a - |B a|^2
 
@@ -134,14 +144,14 @@ class OrthogonallyDecoupled(TwoSets):
         self.a = nn.Parameter(Z.new_zeros(len(Z)))  # (M_gamma,)
 
     def factorise(self, kernel: Kernel) -> Factor:
-        Lam = self._cholesky(kernel, self.Z_variance)
-        Ba = whiten(Lam, covariance(kernel, self.Z_variance, self.Z) @ self.a)
+        W = self._whitener(kernel, self.Z_variance)
+        Ba = whiten(W, covariance(kernel, self.Z_variance, self.Z) @ self.a[:, None])[:, 0]
         norm = self.a @ covariance(kernel, self.Z, self.Z) @ self.a - Ba.square().sum()
-        return self.Factor(Lam, Ba, norm)
+        return self.Factor(W, Ba, norm)
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
         K_Mb = covariance(kernel, self.Z_variance, h)  # (M_beta, b)
-        A, ktilde = project(factor.Lam, K_Mb, prior_variance(kernel, h))
+        A, ktilde = project(factor.W, K_Mb, prior_variance(kernel, h))
         mean = A.T @ (self.m - factor.Ba) + covariance(kernel, h, self.Z) @ self.a
         return Moments(mean, ktilde, self.S.variance(A))
 
@@ -150,9 +160,9 @@ class OrthogonallyDecoupled(TwoSets):
 
 
 def _inducing_points(Z: Tensor) -> nn.Parameter:
-    if Z.ndim != 2 or 0 in Z.shape or not bool(torch.isfinite(Z).all()):
+    if Z.ndim != 2 or 0 in Z.shape or not Z.is_floating_point() or not bool(torch.isfinite(Z).all()):
         raise ValueError(
-            f"Inducing points must be a finite (M, d) tensor with M and d at least 1, got shape {tuple(Z.shape)}"
-            f"{'' if torch.isfinite(Z).all() else ' with NaN or infinite entries'}."
+            "Inducing points must be a finite floating-point tensor of shape (M, d) with M and d at least 1, got "
+            f"{Z.dtype} of shape {tuple(Z.shape)}{'' if torch.isfinite(Z).all() else ' with NaN or infinite entries'}."
         )
     return nn.Parameter(Z.detach().clone())

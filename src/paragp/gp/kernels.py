@@ -5,6 +5,7 @@ A scaled Matérn or RBF takes a direct path with a hand-written backward; every 
 products included, goes through GPyTorch.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +22,8 @@ from gpytorch.kernels import (
     RQKernel,
     ScaleKernel,
 )
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 COINCIDENT = 1e-5  # distance in lengthscales below which Matérn 1/2 has no gradient: its slope would be all rounding
 LENGTHSCALE_FLOOR = 1e-4  # in standardised inputs nothing varies faster, and softplus cannot underflow to zero
@@ -59,7 +61,7 @@ KERNELS: dict[str, Callable[[int], Kernel]] = {
 
 
 def make_kernel(kernel: str | Kernel, d: int) -> Kernel:
-    """A kernel on d inputs: a GPyTorch kernel as it is, or a scaled kernel by its name.
+    """A kernel on d inputs: a copy of a GPyTorch kernel, or a scaled kernel by its name.
 
     Named kernels have one lengthscale per input and a scale sigma_k^2 of one.
 
@@ -67,7 +69,7 @@ def make_kernel(kernel: str | Kernel, d: int) -> Kernel:
     torch.Size([1, 3])
     """
     if isinstance(kernel, Kernel):
-        return kernel
+        return copy.deepcopy(kernel)  # a model owns what it trains
     if not isinstance(kernel, str) or kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, or a gpytorch.kernels.Kernel; got {kernel!r}.")
     scaled = ScaleKernel(KERNELS[kernel](d))
@@ -99,56 +101,91 @@ def covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
     """
     parts = _stationary_parts(kernel)
     if parts is None:
-        return kernel(x, z).to_dense()
+        return _in_float64(kernel, lambda k, a, b: k(a, b).to_dense(), x, z)
     centre = z.detach().mean(0)  # |x|^2 + |z|^2 - 2 x'z loses digits far from the origin
-    z_scaled = (z - centre) / parts.lengthscale
-    x_scaled = z_scaled if x is z else (x - centre) / parts.lengthscale
-    return parts.scale * _Stationary.apply(x_scaled, z_scaled, parts.profile, x is z)
+    unit = math.sqrt(parts.profile.factor) / parts.lengthscale
+    z_scaled = (z - centre) * unit
+    x_scaled = z_scaled if x is z else (x - centre) * unit
+    return _Stationary.apply(x_scaled, z_scaled, parts.scale.log(), parts.profile, x is z)
 
 
 def prior_variance(kernel: Kernel, x: Tensor) -> Tensor:
     """k(x_i, x_i), shape (n,)."""
     parts = _stationary_parts(kernel)
-    return kernel(x, diag=True) if parts is None else parts.scale.expand(len(x))
+    if parts is None:
+        return _in_float64(kernel, lambda k, a: k(a, diag=True), x)
+    return parts.scale.expand(len(x))
 
 
-# --- stationary kernels: k(x, z) = scale * profile(r^2), r^2 = |(x - z) / lengthscale|^2 ---
-
-Profile = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-def _rbf(r2: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(-r^2 / 2) and its derivative in r^2."""
-    k = torch.exp(-0.5 * r2)
-    return k, -0.5 * k
+def prior_deviation(kernel: Kernel, x: Tensor) -> float:
+    """sigma_k: the root of the mean prior variance over the rows of x."""
+    with torch.no_grad():
+        return float(prior_variance(kernel, x).mean().sqrt())
 
 
-def _matern12(r2: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(-r) and its derivative in r^2, which is infinite at r = 0: there, by symmetry, 0 stands for it."""
-    r = r2.sqrt()
-    k = torch.exp(-r)
-    return k, torch.where(r > COINCIDENT, -0.5 * k / r, torch.zeros_like(r))
+def _in_float64(kernel: Kernel, evaluate: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """A GPyTorch kernel evaluated in float64 and rounded: its distances lose their digits as ours would."""
+
+    class Evaluation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = kernel
+
+        def forward(self, *wide: Tensor) -> Tensor:
+            return evaluate(self.kernel, *wide)
+
+    wide_parameters = {f"kernel.{name}": p.double() for name, p in kernel.named_parameters()}
+    wide = functional_call(Evaluation(), wide_parameters, tuple(t.double() for t in inputs))
+    return wide.to(inputs[0].dtype)
 
 
-def _matern32(r2: Tensor) -> tuple[Tensor, Tensor]:
-    """(1 + a) exp(-a), a = sqrt(3) r, and its derivative in r^2, -3/2 exp(-a)."""
-    a = (3 * r2).sqrt()
-    e = torch.exp(-a)
-    return (1 + a) * e, -1.5 * e
+# --- stationary kernels: k(x, z) = scale * profile(a^2), a^2 = factor * |(x - z) / lengthscale|^2 ---
 
 
-def _matern52(r2: Tensor) -> tuple[Tensor, Tensor]:
-    """(1 + a + a^2 / 3) exp(-a), a = sqrt(5) r, and its derivative in r^2, -5/6 (1 + a) exp(-a)."""
-    a = (5 * r2).sqrt()
-    e = torch.exp(-a)
-    return (1 + a + a.square() / 3) * e, -5 / 6 * (1 + a) * e
+class Profile(NamedTuple):
+    """A stationary kernel as a function of the scaled squared distance a^2.
+
+    `evaluate(a2, log_scale)` overwrites a2 and gives k and a matrix that times `slope` is dk / d(a^2).
+    """
+
+    evaluate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    factor: float  # a^2 = factor * r^2
+    slope: float
+
+
+def _rbf(a2: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """k = exp(-a^2), a^2 = r^2 / 2; dk / d(a^2) = -k."""
+    k = torch.sub(log_scale, a2, out=a2).exp_()
+    return k, k
+
+
+def _matern12(a2: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """k = exp(-a), a = r; dk / d(a^2) = -k / (2 a), infinite at a = 0: there, by symmetry, 0 stands for it."""
+    a = a2.sqrt_()
+    k = torch.sub(log_scale, a).exp_()
+    return k, torch.div(k, a, out=a).masked_fill_(a > k / COINCIDENT, 0)
+
+
+def _matern32(a2: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """k = (1 + a) exp(-a), a = sqrt(3) r; dk / d(a^2) = -exp(-a) / 2."""
+    a = a2.sqrt_()
+    e = torch.sub(log_scale, a).exp_()
+    return torch.addcmul(e, a, e, out=a), e
+
+
+def _matern52(a2: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """k = (1 + a + a^2 / 3) exp(-a), a = sqrt(5) r; dk / d(a^2) = -(1 + a) exp(-a) / 6."""
+    a = a2.sqrt_()
+    e = torch.sub(log_scale, a).exp_()
+    first = torch.addcmul(e, a, e)  # (1 + a) exp(-a)
+    return torch.addcmul(first, a.square_(), e, value=1 / 3, out=e), first
 
 
 PROFILES: dict[tuple[type[Kernel], float | None], Profile] = {
-    (RBFKernel, None): _rbf,
-    (MaternKernel, 0.5): _matern12,
-    (MaternKernel, 1.5): _matern32,
-    (MaternKernel, 2.5): _matern52,
+    (RBFKernel, None): Profile(_rbf, 1 / 2, -1.0),
+    (MaternKernel, 0.5): Profile(_matern12, 1.0, -1 / 2),
+    (MaternKernel, 1.5): Profile(_matern32, 3.0, -1 / 2),
+    (MaternKernel, 2.5): Profile(_matern52, 5.0, -1 / 6),
 }
 
 
@@ -169,37 +206,52 @@ def _stationary_parts(kernel: Kernel) -> _StationaryParts | None:
     return _StationaryParts(profile, base.lengthscale, kernel.outputscale)
 
 
-def _squared_distance(x: Tensor, z: Tensor) -> Tensor:
-    """|x_i - z_j|^2 = |x_i|^2 + |z_j|^2 - 2 x_i^T z_j, shape (n, m).
-
-    Call it in float64 whatever the model's precision: among near points far from the centre (|x| of a hundred
-    lengthscales) the difference has lost all its digits in float32, and K_MM is then not even positive.
-    """
-    return torch.addmm(z.square().sum(1), x, z.T, alpha=-2).add_(x.square().sum(1)[:, None]).clamp_(min=0)
-
-
 class _Stationary(torch.autograd.Function):
     """profile(|x_i - z_j|^2) for scaled inputs x (n, d) and z (m, d).
 
-    Backward: with E = g * dk/dr^2 kept from the forward pass and r^2_ij = |x_i - z_j|^2,
+    Backward: with E = g * dk / d(a^2), whose costly part is kept from the forward pass, and a^2 = |x_i - z_j|^2,
 
-        g_x = 2 (rowsum(E) * x - E z),    g_z = 2 (colsum(E) * z - E^T x).
+        g_x = 2 (rowsum(E) * x - E z),    g_z = 2 (colsum(E) * z - E^T x),    g_log_scale = sum(g * k);
+
+    the row sums ride along in the products as a column of ones. If x is z, E + E^T does for both.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor, profile: Profile, symmetric: bool) -> Tensor:
-        r2 = _squared_distance(x.double(), z.double()).to(x.dtype)
+    def forward(ctx: Any, x: Tensor, z: Tensor, log_scale: Tensor, profile: Profile, symmetric: bool) -> Tensor:
+        a2 = _squared_distance(x, z)
         if symmetric:
-            r2.fill_diagonal_(0)
-        k, slope = profile(r2)
-        ctx.save_for_backward(x, z, slope)
+            a2.fill_diagonal_(0)
+        k, slope = profile.evaluate(a2, log_scale)
+        ctx.save_for_backward(x, z, k, slope)
+        ctx.slope, ctx.symmetric = profile.slope, symmetric
         return k
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x, z, slope = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None, None]:
+        x, z, k, slope = ctx.saved_tensors
         E = g * slope  # (n, m)
-        g_x = 2 * (E.sum(1)[:, None] * x - E @ z)
-        g_z = 2 * (E.sum(0)[:, None] * z - E.T @ x)
-        return g_x, g_z, None, None
+        g_log_scale = torch.dot(g.reshape(-1), k.view(-1))
+        if ctx.symmetric:
+            return _pull(E + E.T, x, z, ctx.slope), None, g_log_scale, None, None
+        g_x = _pull(E, x, z, ctx.slope) if ctx.needs_input_grad[0] else None
+        g_z = _pull(E.T, z, x, ctx.slope) if ctx.needs_input_grad[1] else None
+        return g_x, g_z, g_log_scale, None, None
+
+
+def _pull(E: Tensor, x: Tensor, z: Tensor, slope: float) -> Tensor:
+    """2 slope (rowsum(E) * x - E z), shape of x."""
+    product = E @ torch.cat([z, z.new_ones(len(z), 1)], 1)  # E z and, last, rowsum(E)
+    return (2 * slope) * (product[:, -1:] * x - product[:, :-1])
+
+
+def _squared_distance(x: Tensor, z: Tensor) -> Tensor:
+    """|x_i|^2 + |z_j|^2 - 2 x_i^T z_j, shape (n, m), as one product: [x, |x|^2, 1] [-2 z, 1, |z|^2]^T.
+
+    In float64 whatever the model's precision: among near points far from the centre (|x| of a hundred
+    lengthscales) the difference has lost all its digits in float32, and K_MM is then not even positive.
+    """
+    x_wide, z_wide = x.double(), z.double()
+    left = torch.cat([x_wide, x_wide.square().sum(1, keepdim=True), torch.ones_like(x_wide[:, :1])], 1)
+    right = torch.cat([-2 * z_wide, torch.ones_like(z_wide[:, :1]), z_wide.square().sum(1, keepdim=True)], 1)
+    return (left @ right.T).to(x.dtype).clamp_(min=0)

@@ -1,7 +1,8 @@
 """Factorising K_MM: one jitter policy, one helpful error, and the whitened projection of a batch."""
 
 import warnings
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,12 +39,18 @@ def cholesky(K: Tensor, *, jitter: float | None = None, name: str = "kernel matr
     tensor([[2., 0.],
             [1., 2.]])
     """
-    first = JITTER[K.dtype] if jitter is None else jitter
+    return _factor(K, jitter, name)[0]
+
+
+def _factor(K: Tensor, jitter: float | None, name: str) -> tuple[Tensor, float]:
+    """The factor, and the jitter it took."""
+    steps = [JITTER[K.dtype] if jitter is None else jitter]
     scale = K.diagonal().mean()
-    steps = [first]
     while True:
         added = steps[-1] * scale
-        Lam, info = torch.linalg.cholesky_ex(K + added * torch.eye(len(K), dtype=K.dtype, device=K.device))
+        shifted = K.clone()
+        shifted.diagonal().add_(added)
+        Lam, info = torch.linalg.cholesky_ex(shifted)
         if int(info) == 0 and bool(torch.isfinite(Lam.diagonal()).all()):
             break
         following = steps[-1] * JITTER_GROWTH or JITTER[K.dtype]
@@ -53,13 +60,12 @@ def cholesky(K: Tensor, *, jitter: float | None = None, name: str = "kernel matr
     if len(steps) > 1:
         warnings.warn(
             f"The {name} ({len(K)} x {len(K)}, {K.dtype}) is not positive definite with the usual jitter: "
-            f"tried {', '.join(f'{s:.0e}' for s in steps)} of its scale and added {float(added.detach()):.1e} "
-            "to its diagonal. Inducing points that nearly coincide or very long lengthscales do this; fewer "
-            "inducing points or float64 help.",
+            f"tried {', '.join(f'{s:.0e}' for s in steps)} of its scale and added the last to its diagonal. Points "
+            "that nearly coincide or very long lengthscales do this; fewer inducing points or float64 help.",
             JitterWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return Lam
+    return Lam, steps[-1]
 
 
 def _hopeless(K: Tensor, name: str, steps: list[float]) -> str:
@@ -79,19 +85,138 @@ def _hopeless(K: Tensor, name: str, steps: list[float]) -> str:
     )
 
 
-def whiten(Lam: Tensor, K: Tensor) -> Tensor:
-    """Lam^-1 K for K (M, b) or (M,), by forward substitution."""
-    if K.ndim == 1:
-        return whiten(Lam, K[:, None])[:, 0]
-    return torch.linalg.solve_triangular(Lam, K, upper=False)
+def inverse_cholesky(K: Tensor, *, jitter: float | None = None, name: str = "kernel matrix") -> Tensor:
+    """W = Lam^-1 for the factor Lam of K, with the jitter policy of `cholesky`; shape (M, M), lower triangular.
+
+    W is made for `whiten` and `unwhiten`, which carry its gradient in a cheaper form (see `_InverseCholesky`);
+    nothing else may be differentiated through it.
+    """
+    return _InverseCholesky.apply(K, jitter, name)
 
 
-def unwhiten(Lam: Tensor, v: Tensor) -> Tensor:
-    """Lam^-T v for v (M,): the weights alpha with which K_bM alpha is a whitened mean A^T v."""
-    return torch.linalg.solve_triangular(Lam.T, v[:, None], upper=True)[:, 0]
+def whiten(W: Tensor, K: Tensor) -> Tensor:
+    """A = W K = Lam^-1 K for K (M, b), differentiable in both."""
+    return _Whiten.apply(W, K)
 
 
-def project(Lam: Tensor, K_Mb: Tensor, k_diag: Tensor) -> Projection:
-    """The whitened projection of a batch: A = Lam^-1 K_Mb and ktilde = k_ii - |A_i|^2, never negative."""
-    A = whiten(Lam, K_Mb)  # (M, b)
+def unwhiten(W: Tensor, m: Tensor) -> Tensor:
+    """alpha = W^T m = Lam^-T m for m (M,): the weights with which K_bM alpha is the whitened mean A^T m."""
+    return _Unwhiten.apply(W, m)
+
+
+class _InverseCholesky(torch.autograd.Function):
+    """K -> W = Lam^-1, Lam Lam^T = K + jitter.
+
+    With Phi (lower triangle, halved diagonal) the factor moves by dLam = Lam Phi(W dK W^T), so that
+    dW = -Phi(W dK W^T) W. For A = W K_Mb with cotangent g_A,
+
+        <g_A, dW K_Mb> = -<g_A A^T, Phi(W dK W^T)> = -<W^T Phi(g_A A^T) W, dK>,
+
+    and for alpha = W^T m with cotangent g the same with m (W g)^T in place of g_A A^T. So the functions below
+    hand back P = g_A A^T, one M x M x b product, instead of the cotangent g_A K_Mb^T of W itself; contributions
+    add up, and this backward makes of their sum the symmetric part of -W^T Phi(P) W.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, K: Tensor, jitter: float | None, name: str) -> Tensor:
+        Lam, ctx.jitter = _factor(K, jitter, name)
+        W = triangular_inverse(Lam)
+        ctx.save_for_backward(W)
+        return W
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, P: Tensor) -> tuple[Tensor, None, None]:
+        (W,) = ctx.saved_tensors
+        P = P.tril()
+        P.diagonal().mul_(0.5)  # Phi(P)
+        half = lower_transposed_matmul(W, lower_matmul(P, W))  # W^T Phi(P) W
+        g_K = (half + half.T).mul_(-0.5)
+        g_K.diagonal().add_(ctx.jitter / len(W) * g_K.diagonal().sum())  # the jitter follows K's scale
+        return g_K, None, None
+
+
+class _Whiten(torch.autograd.Function):
+    """(W, K) -> A = W K. Backward: g_K = W^T g_A and, for W, P = g_A A^T (see `_InverseCholesky`)."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, K: Tensor) -> Tensor:
+        A = lower_matmul(W, K)
+        ctx.save_for_backward(W, A)
+        return A
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_A: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        W, A = ctx.saved_tensors
+        P = lower_of_product(g_A, A.T) if ctx.needs_input_grad[0] else None
+        return P, lower_transposed_matmul(W, g_A) if ctx.needs_input_grad[1] else None
+
+
+class _Unwhiten(torch.autograd.Function):
+    """(W, m) -> alpha = W^T m. Backward: g_m = W g and, for W, P = m g_m^T (see `_InverseCholesky`)."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, m: Tensor) -> Tensor:
+        ctx.save_for_backward(W, m)
+        return W.T @ m
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        W, m = ctx.saved_tensors
+        g_m = W @ g
+        return torch.outer(m, g_m), g_m
+
+
+# --- products with triangles, by blocks of rows: what is known to be zero is not multiplied ---
+
+BLOCKS = 4
+
+
+def lower_matmul(L: Tensor, X: Tensor) -> Tensor:
+    """L X for a lower triangular L (M, M) and X (M, b)."""
+    out = X.new_empty(len(L), X.shape[1])
+    for start, end in _blocks(len(L)):
+        torch.mm(L[start:end, :end], X[:end], out=out[start:end])
+    return out
+
+
+def lower_transposed_matmul(L: Tensor, X: Tensor) -> Tensor:
+    """L^T X for a lower triangular L (M, M) and X (M, b)."""
+    out = X.new_empty(len(L), X.shape[1])
+    for start, end in _blocks(len(L)):
+        torch.mm(L[start:, start:end].T, X[start:], out=out[start:end])
+    return out
+
+
+def lower_of_product(X: Tensor, Y: Tensor) -> Tensor:
+    """The lower triangle of X Y for X (M, b) and Y (b, M); above the diagonal stands what a block happens to hold."""
+    out = X.new_zeros(len(X), len(X))
+    for start, end in _blocks(len(X)):
+        torch.mm(X[start:end], Y[:, :end], out=out[start:end, :end])
+    return out
+
+
+def triangular_inverse(L: Tensor) -> Tensor:
+    """L^-1 for a lower triangular L, by halves: [[A, 0], [B, C]]^-1 = [[A^-1, 0], [-C^-1 B A^-1, C^-1]]."""
+    if len(L) <= 128:
+        eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
+        return torch.linalg.solve_triangular(L, eye, upper=False)
+    half = len(L) // 2
+    out = torch.zeros_like(L)
+    out[:half, :half] = triangular_inverse(L[:half, :half])
+    out[half:, half:] = triangular_inverse(L[half:, half:])
+    torch.mm(-out[half:, half:], L[half:, :half] @ out[:half, :half], out=out[half:, :half])
+    return out
+
+
+def _blocks(M: int) -> list[tuple[int, int]]:
+    edges = [i * M // BLOCKS for i in range(BLOCKS + 1)]
+    return [(start, end) for start, end in pairwise(edges) if end > start]
+
+
+def project(W: Tensor, K_Mb: Tensor, k_diag: Tensor) -> Projection:
+    """The whitened projection of a batch: A = W K_Mb and ktilde = k_ii - |A_i|^2, never negative."""
+    A = whiten(W, K_Mb)  # (M, b)
     return Projection(A, (k_diag - A.square().sum(0)).clamp_min(0))

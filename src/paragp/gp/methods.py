@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from paragp.gp.covariances import Covariance, Dense, Diagonal, Zero
-from paragp.gp.families import Coupled, Decoupled, Family, OrthogonallyDecoupled
+from paragp.gp.families import Coupled, Decoupled, Family, OrthogonallyDecoupled, TwoSets
 from paragp.gp.kernels import make_kernel
 from paragp.gp.model import ParametricGP
 from paragp.gp.objectives import Objective, gamma_robust, ppgpr, svgp, vfitc
@@ -33,6 +33,11 @@ class Method:
     objective: Objective
     beta: tuple[float, ...] = (1.0,)
     gamma: tuple[float, ...] = ()
+
+    @property
+    def two_sets(self) -> bool:
+        """Whether mean and variance have inducing points of their own."""
+        return issubclass(self.family, TwoSets)
 
     def model(self, kernel: str | Kernel, Z: Tensor, Z_variance: Tensor | None = None, **options: Any) -> ParametricGP:
         """A model at its starting point. Z (M, d) are the inducing points (of the mean, if there are two

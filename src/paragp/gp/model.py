@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from paragp.gp.families import Family
-from paragp.gp.kernels import prior_variance
+from paragp.gp.kernels import prior_deviation
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
 
@@ -60,23 +60,32 @@ class ParametricGP(nn.Module):
     @property
     def kernel_scale(self) -> float:
         """The prior deviation sigma_k of the latent function (over the inducing points, if it varies)."""
-        with torch.no_grad():
-            if isinstance(self.kernel, ScaleKernel) and self.kernel.base_kernel.is_stationary:
-                return float(self.kernel.outputscale.sqrt())
-            return float(prior_variance(self.kernel, self.family.Z).mean().sqrt())
+        return prior_deviation(self.kernel, self.family.Z)
 
     def factorise(self) -> Any:
         """What a step, or a fitted model, computes once for all batches."""
         return self.family.factorise(self.kernel)
 
-    def moments(self, x: Tensor, factor: Any) -> Moments:
-        """The moments of the latent function at x (b, d)."""
-        return self.family.moments(factor, self.kernel, self.features(x))
+    def embed(self, x: Tensor) -> Tensor:
+        """The features of x (b, d), checked to be what the kernel takes; shape (b, p)."""
+        Z = self.family.Z
+        if x.ndim != 2 or x.dtype != Z.dtype:
+            raise ValueError(
+                f"Expected inputs of shape (n, d) in {Z.dtype}, got shape {tuple(x.shape)} in {x.dtype}. "
+                "Convert them, or the model with model.to(dtype)."
+            )
+        h = self.features(x)
+        if h.shape != (len(x), Z.shape[1]):
+            raise ValueError(
+                f"The kernel and the inducing points have {Z.shape[1]} inputs, the rows have {tuple(h.shape[1:])} "
+                f"({'after' if h is not x else 'there is no'} feature module). Pass the columns the model was made for."
+            )
+        return h
 
     def forward(self, x: Tensor) -> tuple[Moments, Tensor]:
         """The moments at x (b, d) and the regulariser KL(q(u) || p(u)), a scalar."""
         factor = self.factorise()
-        return self.moments(x, factor), self.family.kl(factor)
+        return self.family.moments(factor, self.kernel, self.embed(x)), self.family.kl(factor)
 
     @torch.no_grad()
     def predict(self, x: Tensor, *, factor: Any = None, chunk: int = CHUNK) -> PredictiveDistribution:
@@ -84,12 +93,18 @@ class ParametricGP(nn.Module):
 
         Pass `factor=model.factorise()` to share the factorisation between calls.
         """
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError(
+                f"x holds {int((~torch.isfinite(x)).sum())} NaN or infinite values. Remove or impute them."
+            )
         factor = self.factorise() if factor is None else factor
         was_training = self.features.training
         self.features.eval()
-        dist = predictive((self.moments(rows, factor) for rows in x.split(chunk)), self.noise)
-        self.features.train(was_training)
-        return dist
+        try:
+            parts = (self.family.moments(factor, self.kernel, self.embed(rows)) for rows in x.split(chunk))
+            return predictive(parts, self.noise)
+        finally:
+            self.features.train(was_training)
 
 
 class Noise(nn.Module):

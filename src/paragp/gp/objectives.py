@@ -66,8 +66,8 @@ def gamma_robust(q: Moments, y: Tensor, noise: Tensor, *, gamma: float = 1.03, p
     With p(y|f) = N(y | f, s2) and q(f) = N(mean, fvar) the expectation is closed: p^(gamma-1) is a normal of
     variance s2 / (gamma - 1) up to a factor, and I does not depend on f. The constant makes gamma -> 1 the
     ELBO's terms. The code published by Knoblauch (and GPyTorch's class) multiplies by the power of I where
-    the divergence divides; `published_sign=True` gives that variant. The two agree to first order in
-    gamma - 1.
+    the divergence divides; `published_sign=True` gives that variant. The two agree in the limit
+    gamma -> 1, where both have the ELBO's gradient.
 
     >>> q = Moments(*torch.tensor([[0.0], [0.5], [0.25]], dtype=torch.float64))
     >>> y, noise = torch.ones(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)

@@ -7,27 +7,30 @@ them on fresh rows beside the truth; `picture` draws SVGP against PPGPR.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from paragp.atomic import writing
+from paragp.data.rows import Data
 from paragp.gp.exact import ExactGP, fit_exact, fit_fitc
-from paragp.gp.methods import METHODS
+from paragp.gp.methods import METHODS, Method
 from paragp.gp.model import ParametricGP
 from paragp.metrics import METRICS
 from paragp.predictive import Array, PredictiveDistribution
-from paragp.training.inducing import kmeans
-from paragp.training.loop import Config, Data, fit
+from paragp.training.inducing import starting_points
+from paragp.training.loop import Config, fit
 
 N_TRAIN, N_TEST, M = 500, 2000, 20
 EPOCHS = 700
 BASELINE_ITERATIONS = 100
 COLUMNS = ("nll", "rmse", "crps", "noise_fraction")
 LOW, HIGH = -2.0, 2.0
+DRAWN = ("svgp", "ppgpr-mfd")
 
 
 def true_mean(x: Array) -> Array:
@@ -73,41 +76,49 @@ class Fitted:
 
 def run(toy: Toy, *, seed: int = 0, epochs: int = EPOCHS, show_progress: bool | None = None) -> dict[str, Fitted]:
     """Fit every method. `show_progress` None means: on a terminal."""
-    Z = kmeans(toy.train.x, M, generator=_generator(seed))
+    Z, Z_variance = starting_points(toy.train.x, M, generator=_generator(seed))
     total = epochs * len(METHODS) + 2 * BASELINE_ITERATIONS
     fits: dict[str, Fitted] = {}
     with tqdm(total=total, disable=None if show_progress is None else not show_progress, unit="epoch") as bar:
-        for name, label, work, train in _jobs(toy, Z, seed, epochs):
-            bar.set_description(f"{label:<11}")
+
+        def tick(*_: object) -> None:
+            bar.update()
+
+        for job in _jobs(toy, Z, Z_variance, seed, epochs):
+            bar.set_description(f"{job.label:<11}")
             before, start = bar.n, time.perf_counter()
-            fits[name] = Fitted(label, train(lambda *_: bar.update() and None), time.perf_counter() - start)
-            bar.update(before + work - bar.n)
+            fits[job.name] = Fitted(job.label, job.train(tick), time.perf_counter() - start)
+            bar.update(before + job.work - bar.n)  # L-BFGS may end early
     return fits
 
 
-Job = tuple[str, str, int, Callable[[Callable[..., None]], Any]]
+class Job(NamedTuple):
+    name: str
+    label: str
+    work: int  # calls of the progress callback it is expected to make
+    train: Callable[[Callable[..., None]], Any]  # progress callback -> fitted model
 
 
-def _jobs(toy: Toy, Z: torch.Tensor, seed: int, epochs: int) -> Iterator[Job]:
-    """(name, label, units of work, function of a progress callback that gives the fitted model)."""
+def _jobs(toy: Toy, Z: torch.Tensor, Z_variance: torch.Tensor, seed: int, epochs: int) -> Iterator[Job]:
     X, y, _ = toy.train
+
+    def scalable(method: Method, tick: Callable[..., None]) -> ParametricGP:
+        model = method.model("matern52", Z, Z_variance if method.two_sets else None)
+        config = Config(epochs=epochs, batch_size=N_TRAIN // 2, beta=method.beta[0])
+        fit(model, method.objective_for(), toy.train, config, generator=_generator(seed), on_epoch=tick)
+        return model
+
+    def fitc(tick: Callable[..., None]) -> ParametricGP:
+        return fit_fitc("matern52", X, y, Z, iterations=BASELINE_ITERATIONS, progress=tick)
+
+    def exact(tick: Callable[..., None]) -> ExactGP:
+        generator = _generator(seed)
+        return fit_exact("matern52", X, y, generator=generator, iterations=BASELINE_ITERATIONS, progress=tick)
+
     for name, method in METHODS.items():
-
-        def train(tick: Callable[..., None], method: Any = method) -> ParametricGP:
-            model = method.model("matern52", Z)
-            config = Config(epochs=epochs, batch_size=N_TRAIN // 2, beta=method.beta[0])
-            fit(model, method.objective_for(), toy.train, config, generator=_generator(seed), on_epoch=tick)
-            return model
-
-        yield name, method.label, epochs, train
-    work = BASELINE_ITERATIONS
-    yield "fitc", "FITC", work, lambda tick: fit_fitc("matern52", X, y, Z, iterations=work, progress=tick)
-    yield (
-        "exact",
-        "Exact",
-        work,
-        lambda tick: fit_exact("matern52", X, y, generator=_generator(seed), iterations=work, progress=tick),
-    )
+        yield Job(name, method.label, epochs, partial(scalable, method))
+    yield Job("fitc", "FITC", BASELINE_ITERATIONS, fitc)
+    yield Job("exact", "Exact", BASELINE_ITERATIONS, exact)
 
 
 def table(toy: Toy, fits: dict[str, Fitted]) -> list[dict[str, Any]]:
@@ -127,40 +138,42 @@ def _scores(label: str, dist: PredictiveDistribution, toy: Toy) -> dict[str, Any
     return {"method": label} | {name: METRICS[name](dist, toy.test.y.numpy()) for name in COLUMNS}
 
 
+FORMATS = {  # column: heading, format
+    "method": ("method", "{}"), "nll": ("NLL", "{:.3f}"), "rmse": ("RMSE", "{:.3f}"), "crps": ("CRPS", "{:.3f}"),
+    "noise_fraction": ("noise fraction", "{:.3f}"), "sigma_obs": ("sigma_obs", "{:.3f}"),
+    "sigma_k": ("sigma_k", "{:.3f}"), "seconds": ("seconds", "{:.1f}"),
+}  # fmt: skip
+
+
 def format_table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table that also reads well on a terminal."""
-    headings = {
-        "method": "method", "nll": "NLL", "rmse": "RMSE", "crps": "CRPS", "noise_fraction": "noise fraction",
-        "sigma_obs": "sigma_obs", "sigma_k": "sigma_k", "seconds": "seconds",
-    }  # fmt: skip
-    cells = [list(headings.values())]
-    for row in rows:
-        values = (row.get(key, "") for key in headings)
-        cells.append(
-            [v if isinstance(v, str) else f"{v:.1f}" if v is row.get("seconds") else f"{v:.3f}" for v in values]
-        )
-    widths = [max(len(line[i]) for line in cells) for i in range(len(headings))]
-
-    def line(texts: list[str]) -> str:
-        first, *rest = (
-            f"{t:<{w}}" if i == 0 else f"{t:>{w}}" for i, (t, w) in enumerate(zip(texts, widths, strict=True))
-        )
-        return "| " + " | ".join([first, *rest]) + " |"
-
-    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-    return "\n".join([line(cells[0]), rule, *(line(c) for c in cells[1:])])
+    cells = [[heading for heading, _ in FORMATS.values()]]
+    cells += [[form.format(row[key]) if key in row else "" for key, (_, form) in FORMATS.items()] for row in rows]
+    widths = [max(len(text) for text in column) for column in zip(*cells, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [
+        [texts[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(texts[1:], widths[1:], strict=True))]
+        for texts in (cells[0], rule, *cells[1:])
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def picture(toy: Toy, fits: dict[str, Fitted], path: Path, names: tuple[str, ...] = ("svgp", "ppgpr-mfd")) -> None:
+def picture(toy: Toy, fits: dict[str, Fitted], path: Path) -> None:
+    """Fig univariate as a file, in the format that the path's ending names."""
+    with writing(path) as part:
+        draw(toy, fits).savefig(part, dpi=150)
+
+
+def draw(toy: Toy, fits: dict[str, Fitted]) -> Any:
     """Fig univariate: mean, two deviations of function uncertainty (dark) and of noise on top (light)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     grid = torch.linspace(LOW, HIGH, 400, dtype=toy.train.x.dtype)[:, None]
     x = grid[:, 0].numpy()
-    figure = Figure(figsize=(8, 2.9 * len(names)), layout="constrained")
+    figure = Figure(figsize=(8, 2.9 * len(DRAWN)), layout="constrained")
     FigureCanvasAgg(figure)
-    for axis, name in zip(figure.subplots(len(names), sharex=True), names, strict=True):
+    for axis, name in zip(figure.subplots(len(DRAWN), sharex=True), DRAWN, strict=True):
         fitted = fits[name]
         dist = fitted.model.predict(grid)
         for std, color, label in (
@@ -180,8 +193,7 @@ def picture(toy: Toy, fits: dict[str, Fitted], path: Path, names: tuple[str, ...
         axis.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(loc="lower left", frameon=False, fontsize=8, ncols=2)
     figure.axes[-1].set_xlabel("x")
-    with writing(path) as part:
-        figure.savefig(part, dpi=150)
+    return figure
 
 
 def _generator(seed: int) -> torch.Generator:

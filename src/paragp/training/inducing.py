@@ -1,6 +1,5 @@
 """Starting points for the inducing points."""
 
-import numpy as np
 import torch
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
@@ -22,17 +21,31 @@ def kmeans(X: Tensor, M: int, *, generator: torch.Generator, weights: Tensor | N
     """
     if M < 1:
         raise ValueError(f"The number of inducing points must be at least 1, got {M}.")
-    kept = torch.arange(len(X)) if weights is None else (weights.cpu() > 0).nonzero()[:, 0]
-    distinct = X.cpu()[kept].unique(dim=0)
+    rows = X.detach().double().cpu()
+    row_weights = torch.ones(len(X)).double() if weights is None else weights.detach().double().cpu()
+    rows, row_weights = rows[row_weights > 0], row_weights[row_weights > 0]
+    sample = torch.randperm(len(rows), generator=generator)[: max(KMEANS_ROWS, 10 * M)]
+    seed = int(torch.randint(2**31 - 1, (), generator=generator))
+    distinct, total = _distinct(rows[sample], row_weights[sample])
+    if len(distinct) <= M:  # the sample may have missed some of few distinct rows
+        distinct, total = _distinct(rows, row_weights)
     if len(distinct) <= M:
         return distinct.to(X)
-    sample = kept[torch.randperm(len(kept), generator=generator)[: max(KMEANS_ROWS, 10 * M)]]
-    rows = X.cpu()[sample].double().numpy()
-    row_weights = None if weights is None else weights.cpu()[sample].double().numpy()
-    if len(np.unique(rows, axis=0)) <= M:  # the sample missed some of the few distinct rows
-        rows, row_weights = distinct.double().numpy(), None
-    seed = int(torch.randint(2**31 - 1, (), generator=generator))
     clustering = KMeans(M, n_init=1, max_iter=KMEANS_ITERATIONS, random_state=seed)
     with threadpool_limits(1, user_api="openmp"):  # sums over threads are not reproducible to the bit
-        clustering.fit(rows, sample_weight=row_weights)
+        clustering.fit(distinct.numpy(), sample_weight=total.numpy())
     return torch.from_numpy(clustering.cluster_centers_).to(X)
+
+
+def starting_points(
+    X: Tensor, M: int, M_variance: int | None = None, *, generator: torch.Generator, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Two different k-means sets (M, d) and (M_variance, d), for methods with points of their own for the variance."""
+    Z = kmeans(X, M, generator=generator, weights=weights)
+    return Z, kmeans(X, M if M_variance is None else M_variance, generator=generator, weights=weights)
+
+
+def _distinct(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct rows, and the total weight of each."""
+    distinct, where = rows.unique(dim=0, return_inverse=True)
+    return distinct, torch.zeros(len(distinct), dtype=weights.dtype).index_add_(0, where, weights)

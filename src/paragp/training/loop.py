@@ -6,33 +6,22 @@ config. Randomness comes from the generator passed in; nothing global is read or
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from paragp.data.rows import Data, batches, checked
 from paragp.gp.linalg import NotPositiveDefiniteError
 from paragp.gp.model import ParametricGP
-from paragp.gp.objectives import Objective, estimate
+from paragp.gp.objectives import Objective
+from paragp.training.step import backward
 
 # Assumed: the paper says the rate is "progressively decimated"; its deep-kernel runs drop it tenfold at half
 # and three quarters of the epochs, and so do we everywhere.
 MILESTONES = (0.5, 0.75)
 DECAY = 0.1
-
-
-class Data(NamedTuple):
-    """Rows to train on. A weight of w counts as w copies of its row."""
-
-    x: Tensor  # (N, d)
-    y: Tensor  # (N,)
-    weights: Tensor | None = None  # (N,), non-negative
-
-    def take(self, rows: Tensor | slice) -> "Data":
-        """Some of the rows."""
-        return Data(self.x[rows], self.y[rows], None if self.weights is None else self.weights[rows])
 
 
 @dataclass(frozen=True)
@@ -45,6 +34,13 @@ class Config:
     beta: float = 1.0  # beta_reg
     milestones: tuple[float, ...] = MILESTONES  # fractions of the epochs after which the rate drops
     decay: float = DECAY
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        if not self.beta >= 0:
+            raise ValueError(f"beta must not be negative, got {self.beta}.")
 
 
 @dataclass(frozen=True)
@@ -92,11 +88,11 @@ def fit(
     >>> history[-1].objective > history[0].objective
     True
     """
-    data = _checked(data)
+    data = checked(data)
     num_data = len(data.y) if data.weights is None else float(data.weights.sum())
     if data.weights is not None:
         data = data._replace(weights=data.weights * (len(data.y) / num_data))  # mean one, as `estimate` expects
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
     drops = [max(1, round(fraction * config.epochs)) for fraction in config.milestones]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, drops, gamma=config.decay)
     history: list[Epoch] = []
@@ -108,14 +104,10 @@ def fit(
             total = 0.0
             for batch in batches(data, config.batch_size, generator):  # a random mini-batch D_mb
                 optimizer.zero_grad()
-                q, kl = model(batch.x)
-                terms = objective(q, batch.y, model.noise)
-                value = estimate(terms, kl, num_data=num_data, beta=config.beta, weights=batch.weights)
-                loss = -value  # the only minus sign
-                loss.backward()
-                guard.check(loss)
+                value = backward(model, objective, batch, num_data=num_data, beta=config.beta)  # L^(D_mb)
+                guard.check(value)
                 optimizer.step()  # m, S, Z, theta_ker <- optim(L^(D_mb))
-                total += float(value.detach()) * len(batch.y)
+                total += value * len(batch.y)
             record = Epoch(
                 epoch=epoch,
                 objective=total / len(data.y),
@@ -127,22 +119,8 @@ def fit(
             history.append(record)
             if on_epoch is not None and on_epoch(record) is True:
                 break
+        guard.check_state()
     return history
-
-
-def batches(data: Data, batch_size: int, generator: torch.Generator) -> Iterator[Data]:
-    """All rows once in random order: permute, then slice into the fewest near-equal batches.
-
-    >>> data = Data(torch.arange(10.0)[:, None], torch.arange(10.0))
-    >>> [len(batch.y) for batch in batches(data, 4, torch.Generator().manual_seed(0))]
-    [3, 3, 4]
-    """
-    N = len(data.y)
-    order = torch.randperm(N, generator=generator).to(data.y.device)
-    shuffled = data.take(order)
-    count = math.ceil(N / batch_size)
-    for i in range(count):
-        yield shuffled.take(slice(i * N // count, (i + 1) * N // count))
 
 
 class _Guard:
@@ -154,14 +132,19 @@ class _Guard:
         self.good = [tensor.clone() for tensor in self.live]
         self.step = 1
 
-    def check(self, loss: Tensor) -> None:
+    def check(self, value: float) -> None:
         """Call between backward and the optimizer's step."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if not bool(torch.isfinite(loss) & torch.isfinite(nn.utils.get_total_norm(gradients))):
-            raise FloatingPointError(f"the loss was {float(loss.detach())}")
+        if not (math.isfinite(value) and bool(torch.isfinite(nn.utils.get_total_norm(gradients, math.inf)))):
+            raise FloatingPointError(f"the objective was {value}")
         for kept, tensor in zip(self.good, self.live, strict=True):
             kept.copy_(tensor)
         self.step += 1
+
+    def check_state(self) -> None:
+        """Call after the last step, which no further loss would show to have been bad."""
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters()):
+            raise FloatingPointError("the last step left a parameter that is not finite")
 
     def __enter__(self) -> "_Guard":
         return self
@@ -190,20 +173,3 @@ class _Guard:
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
                 return f"{name} (its gradient)"
         return None
-
-
-def _checked(data: Data) -> Data:
-    """The data, or an error that says what is wrong with it."""
-    x, y, weights = data
-    if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):
-        raise ValueError(
-            f"Expected x of shape (N, d) and one target per row, got x {tuple(x.shape)} and y {tuple(y.shape)}."
-        )
-    for name, column in (("x", x), ("y", y), ("weights", weights)):
-        if column is not None and not bool(torch.isfinite(column).all()):
-            raise ValueError(
-                f"{name} holds {int((~torch.isfinite(column)).sum())} NaN or infinite values. Remove or impute them."
-            )
-    if weights is not None and (weights.shape != y.shape or bool((weights < 0).any()) or not weights.sum() > 0):
-        raise ValueError("weights must be one non-negative number per row, not all zero.")
-    return data

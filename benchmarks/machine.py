@@ -1,0 +1,59 @@
+"""What the numbers were measured on, and what the machine can do."""
+
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+
+def describe() -> dict:
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
+    versions = {name: importlib.metadata.version(name) for name in ("paragp", "torch", "gpytorch", "numpy")}
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "date": datetime.date.today().isoformat(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def peak_mb() -> float:
+    """The largest resident size of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def gemm_rate(repeats: int = 5) -> float:
+    """Float32 floating-point operations per second of a matrix product: the best of 1000^3 and 4000^3."""
+    rates = []
+    for n in (1000, 4000):
+        a, b, out = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
+        torch.mm(a, b, out=out)
+        product = partial(torch.mm, a, b, out=out)
+        rates.append(2 * n**3 / statistics.median(timed(product) for _ in range(repeats)))
+    return max(rates)
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high

@@ -1,0 +1,1 @@
+"""Tables on their way to a model: `rows` holds what the training loop and the baselines take."""

@@ -1,0 +1,55 @@
+"""Rows to train on, and how they become mini-batches."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Data(NamedTuple):
+    """Rows to train on. A weight of w counts as w copies of its row."""
+
+    x: Tensor  # (N, d)
+    y: Tensor  # (N,)
+    weights: Tensor | None = None  # (N,), non-negative
+
+    def take(self, rows: Tensor | slice) -> "Data":
+        """Some of the rows."""
+        return Data(self.x[rows], self.y[rows], None if self.weights is None else self.weights[rows])
+
+
+def batches(data: Data, batch_size: int, generator: torch.Generator) -> Iterator[Data]:
+    """All rows once in random order: permute, then slice into the fewest near-equal batches.
+
+    >>> data = Data(torch.arange(10.0)[:, None], torch.arange(10.0))
+    >>> [len(batch.y) for batch in batches(data, 4, torch.Generator().manual_seed(0))]
+    [3, 3, 4]
+    """
+    N = len(data.y)
+    order = torch.randperm(N, generator=generator).to(data.y.device)
+    shuffled = data.take(order)
+    count = math.ceil(N / batch_size)
+    for i in range(count):
+        yield shuffled.take(slice(i * N // count, (i + 1) * N // count))
+
+
+def checked(data: Data) -> Data:
+    """The data, or an error that says what is wrong with it."""
+    x, y, weights = data
+    if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):
+        raise ValueError(
+            f"Expected x of shape (N, d) and one target per row, got x {tuple(x.shape)} and y {tuple(y.shape)}."
+        )
+    for name, column in (("x", x), ("y", y), ("weights", weights)):
+        if column is None:
+            continue
+        if column.dtype != x.dtype or not column.is_floating_point():
+            raise ValueError(f"{name} is {column.dtype}, x is {x.dtype}. Pass all in one floating-point precision.")
+        if not bool(torch.isfinite(column).all()):
+            bad = int((~torch.isfinite(column)).sum())
+            raise ValueError(f"{name} holds {bad} NaN or infinite values. Remove or impute them.")
+    if weights is not None and (weights.shape != y.shape or bool((weights < 0).any()) or not weights.sum() > 0):
+        raise ValueError("weights must be one non-negative number per row, not all zero.")
+    return data

@@ -1,0 +1,41 @@
+"""One mini-batch of Algorithm 1: the estimate and its gradient."""
+
+import torch
+
+from paragp.data.rows import Data
+from paragp.gp.model import ParametricGP
+from paragp.gp.objectives import Objective, estimate
+
+CHUNK = 1000  # rows taken through forward and backward together: their M x b matrices stay in the processor's cache
+
+
+def backward(
+    model: ParametricGP, objective: Objective, batch: Data, *, num_data: float, beta: float, chunk: int = CHUNK
+) -> float:
+    """The estimate of the objective per datum on a batch; the gradient of the loss is added to `.grad`.
+
+        h -> K_MM, K_Mb, k_diag -> W, A -> moments; kl -> terms -> estimate -> loss
+
+    What all rows share (features, factorisation, regulariser) is computed once and cut out of the graph, the rows
+    go forward and backward chunk by chunk, and what they sent to the shared parts goes backward once at the end.
+    Size-weighted chunk estimates add up to the batch's, so a chunk changes memory and time but not the result.
+    """
+    h = model.embed(batch.x)
+    factor = model.factorise()
+    kl = model.family.kl(factor)
+    shared = (h, kl, *factor)
+    leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in shared]
+    h_leaf, kl_leaf, factor_leaf = leaves[0], leaves[1], type(factor)(*leaves[2:])
+    total = 0.0
+    for start in range(0, len(batch.y), chunk):
+        rows = slice(start, start + chunk)
+        part = batch.take(rows)
+        q = model.family.moments(factor_leaf, model.kernel, h_leaf[rows])
+        terms = objective(q, part.y, model.noise)
+        value = estimate(terms, kl_leaf, num_data=num_data, beta=beta, weights=part.weights)
+        loss = -value * (len(part.y) / len(batch.y))  # the only minus sign
+        loss.backward()
+        total -= float(loss.detach())
+    reached = [(tensor, leaf.grad) for tensor, leaf in zip(shared, leaves, strict=True) if leaf.grad is not None]
+    torch.autograd.backward([tensor for tensor, _ in reached], [gradient for _, gradient in reached])
+    return total
