@@ -5,7 +5,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
-import resource
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -31,7 +31,8 @@ def describe() -> dict:
 
 def peak_mb() -> float:
     """The largest resident size of this process so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    status = pathlib.Path("/proc/self/status").read_text()  # getrusage would also count the parent's size at the fork
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -16,7 +16,7 @@ from paragp.gp.linalg import (
     lower_transposed_matmul,
     project,
     triangular_inverse,
-    unwhiten,
+    unwhitened_weights,
     whiten,
 )
 from paragp.gp.methods import METHODS
@@ -71,7 +71,7 @@ def test_a_model_names_its_kernel_when_it_fails():
 def test_rounding_never_makes_a_variance_negative():
     """What the projection explains may exceed the prior in the last digit; nothing is left then, not less."""
     W, K_Mb = torch.eye(2), torch.tensor([[0.8, 0.1], [0.6, 0.2]])
-    _, ktilde = project(W, K_Mb, k_diag=torch.tensor([1.0 - 1e-6, 1.0]))
+    _, _, ktilde = project(W, K_Mb, k_diag=torch.tensor([1.0 - 1e-6, 1.0]))
     torch.testing.assert_close(ktilde, torch.tensor([0.0, 0.95]))
 
 
@@ -83,8 +83,7 @@ def plain(K, K_Mb, m):
 
 
 def by_hand(K, K_Mb, m):
-    W = inverse_cholesky(K)
-    return whiten(W, K_Mb), unwhiten(W, m)
+    return whiten(inverse_cholesky(K), K_Mb), unwhitened_weights(K, m)
 
 
 @pytest.mark.parametrize("M", [1, 3, 11, 150])
@@ -115,6 +114,7 @@ def test_whitening_gradcheck():
 def test_triangular_products_and_inverse(M):
     L, X = randn(M, M).tril() / M + torch.eye(M, dtype=float64), randn(M, 6, seed=1)
     torch.testing.assert_close(lower_matmul(L, X), L @ X)
+    torch.testing.assert_close(lower_matmul(L, L, lower=True), L @ L)
     torch.testing.assert_close(lower_transposed_matmul(L, X), L.T @ X)
     torch.testing.assert_close(lower_of_product(X, X.T).tril(), (X @ X.T).tril())
     torch.testing.assert_close(triangular_inverse(L) @ L, torch.eye(M, dtype=float64))

@@ -110,6 +110,13 @@ def test_features_are_evaluated_in_eval_mode_and_put_back():
     assert not dropout.training
 
 
+@pytest.mark.parametrize("kernel", ["matern52", "rq"])
+@pytest.mark.parametrize("name", METHODS)
+def test_mean_alone_is_the_mean(name, kernel):
+    model, x = random_model(name, kernel=kernel), random_data(50).x
+    np.testing.assert_allclose(model.predict_mean(x, chunk=7), model.predict(x).mean, rtol=1e-7, atol=1e-9)
+
+
 def test_prediction_is_the_same_in_any_chunks():
     model, x = random_model("svgp"), random_data(50).x
     whole, parts = model.predict(x), model.predict(x, chunk=7)

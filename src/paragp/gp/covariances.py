@@ -1,6 +1,6 @@
 """Forms of the whitened covariance S' of q(u') (last appendix of the paper).
 
-A covariance answers two questions: `variance(A)`, the part A_i^T S' A_i of the function variance (Eqn fvar),
+A covariance answers two questions: `variance(batch)`, the part A_i^T S' A_i of the function variance (Eqn fvar),
 and `kl()`, its share of the regulariser. `factor()` is a square root L with L L^T = S'.
 """
 
@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
+
+from paragp.gp.linalg import LowerTransposedMatmul, Projection
 
 INITIAL_SCALE = 1.0  # assumed: S' starts at the prior's I, as in GPyTorch, where the paper's runs were made
 
@@ -20,8 +22,8 @@ class Covariance(nn.Module, ABC):
         """A square root L of S', shape (M, M)."""
 
     @abstractmethod
-    def variance(self, A: Tensor) -> Tensor:
-        """A_i^T S' A_i for the columns of A (M, b), shape (b,)."""
+    def variance(self, batch: Projection) -> Tensor:
+        """A_i^T S' A_i for the columns of A (M, b), a sum of squares and never negative; shape (b,)."""
 
     @abstractmethod
     def kl(self) -> Tensor:
@@ -41,8 +43,8 @@ class Zero(Covariance):
     def factor(self) -> Tensor:
         return self.zero.new_zeros(self.M, self.M)
 
-    def variance(self, A: Tensor) -> Tensor:
-        return A.new_zeros(A.shape[1])
+    def variance(self, batch: Projection) -> Tensor:
+        return torch.zeros_like(batch.ktilde)
 
     def kl(self) -> Tensor:
         return self.zero
@@ -51,9 +53,8 @@ class Zero(Covariance):
 class Diagonal(Covariance):
     """S' = diag(s^2): the mean-field form (PPGPR-MF and PPGPR-MFD).
 
-    >>> S = Diagonal(2)
-    >>> S.variance(torch.tensor([[3.0], [4.0]])), S.kl()
-    (tensor([25.], grad_fn=<SumBackward1>), tensor(0., grad_fn=<SubBackward0>))
+    >>> Diagonal(2).kl()
+    tensor(0., grad_fn=<SubBackward0>)
     """
 
     def __init__(self, M: int) -> None:
@@ -63,8 +64,8 @@ class Diagonal(Covariance):
     def factor(self) -> Tensor:
         return self.s.diag()
 
-    def variance(self, A: Tensor) -> Tensor:
-        return (self.s[:, None] * A).square().sum(0)  # a sum of squares: never negative
+    def variance(self, batch: Projection) -> Tensor:
+        return self.s.square() @ batch.squares
 
     def kl(self) -> Tensor:
         return 0.5 * (self.s.square().sum() - len(self.s)) - _log_abs(self.s).sum()
@@ -73,9 +74,8 @@ class Diagonal(Covariance):
 class Dense(Covariance):
     """S' = L L^T with a lower triangular L (SVGP, OD-SVGP, VFITC, gamma-Robust, PPGPR-Chol).
 
-    >>> S = Dense(2)
-    >>> S.variance(torch.tensor([[3.0], [4.0]])), S.kl()
-    (tensor([25.], grad_fn=<SumBackward1>), tensor(0., grad_fn=<SubBackward0>))
+    >>> Dense(2).kl()
+    tensor(0., grad_fn=<SubBackward0>)
     """
 
     def __init__(self, M: int) -> None:
@@ -85,8 +85,8 @@ class Dense(Covariance):
     def factor(self) -> Tensor:
         return self.L.tril()
 
-    def variance(self, A: Tensor) -> Tensor:
-        return (self.factor().T @ A).square().sum(0)
+    def variance(self, batch: Projection) -> Tensor:
+        return LowerTransposedMatmul.apply(self.factor(), batch.A).square().sum(0)
 
     def kl(self) -> Tensor:
         L = self.factor()

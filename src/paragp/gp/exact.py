@@ -301,8 +301,8 @@ def fit_fitc(
         parameter.requires_grad_(False)
     maximise(model, log_marginal, iterations, progress)
     with torch.no_grad():
-        A, ktilde = projection()
-        q = optimal_q(A, y, ktilde + model.noise)
+        batch = projection()
+        q = optimal_q(batch.A, y, batch.ktilde + model.noise)
         for parameter, value in zip(q_parameters, q, strict=True):
             parameter.copy_(value).requires_grad_(True)
     return model

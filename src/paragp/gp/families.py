@@ -14,8 +14,8 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from paragp.gp.covariances import Covariance
-from paragp.gp.kernels import covariance, kernel_name, prior_variance
-from paragp.gp.linalg import inverse_cholesky, project, unwhiten, whiten
+from paragp.gp.kernels import covariance, covariance_matvec, kernel_name, prior_variance
+from paragp.gp.linalg import inverse_cholesky, project, unwhitened_weights, whiten
 from paragp.gp.moments import Moments
 
 
@@ -34,6 +34,10 @@ class Family(nn.Module, ABC):
     @abstractmethod
     def moments(self, factor: Any, kernel: Kernel, h: Tensor) -> Moments:
         """The moments at h (b, d)."""
+
+    @abstractmethod
+    def mean_weights(self, factor: Any, kernel: Kernel) -> tuple[Tensor, Tensor]:
+        """Points (M, d) and weights (M,) with mean(h) = k(h, points) weights: O(M) a row, without the variance."""
 
     def kl(self, factor: Any) -> Tensor:
         """The regulariser |m'|^2 / 2 + KL(N(0, S') || N(0, I)), a scalar."""
@@ -73,8 +77,11 @@ class Coupled(Family):
         return self.Factor(self._whitener(kernel, self.Z))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        A, ktilde = project(factor.W, covariance(kernel, self.Z, h), prior_variance(kernel, h))  # (M, b)
-        return Moments(A.T @ self.m, ktilde, self.S.variance(A))
+        batch = project(factor.W, covariance(kernel, self.Z, h), prior_variance(kernel, h))
+        return Moments(self.m @ batch.A, batch.ktilde, self.S.variance(batch))
+
+    def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
+        return self.Z, factor.W.T @ self.m
 
 
 class TwoSets(Family, ABC):
@@ -110,13 +117,17 @@ class Decoupled(TwoSets):
         self.m = nn.Parameter(Z.new_zeros(len(Z)))  # (M_mu,)
 
     def factorise(self, kernel: Kernel) -> Factor:
-        alpha = unwhiten(self._whitener(kernel, self.Z), self.m)
+        K_mu = covariance(kernel, self.Z, self.Z)
+        alpha = unwhitened_weights(K_mu, self.m, jitter=self.jitter, name=f"K_mu of {kernel_name(kernel)}")
         return self.Factor(alpha, self._whitener(kernel, self.Z_variance))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
         K_Mb = covariance(kernel, self.Z_variance, h)  # (M_sigma, b)
-        A, ktilde = project(factor.W, K_Mb, prior_variance(kernel, h))
-        return Moments(covariance(kernel, h, self.Z) @ factor.alpha, ktilde, self.S.variance(A))
+        batch = project(factor.W, K_Mb, prior_variance(kernel, h))
+        return Moments(covariance_matvec(kernel, h, self.Z, factor.alpha), batch.ktilde, self.S.variance(batch))
+
+    def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
+        return self.Z, factor.alpha
 
 
 class OrthogonallyDecoupled(TwoSets):
@@ -145,15 +156,18 @@ class OrthogonallyDecoupled(TwoSets):
 
     def factorise(self, kernel: Kernel) -> Factor:
         W = self._whitener(kernel, self.Z_variance)
-        Ba = whiten(W, covariance(kernel, self.Z_variance, self.Z) @ self.a[:, None])[:, 0]
-        norm = self.a @ covariance(kernel, self.Z, self.Z) @ self.a - Ba.square().sum()
+        Ba = whiten(W, covariance_matvec(kernel, self.Z_variance, self.Z, self.a)[:, None])[:, 0]
+        norm = self.a @ covariance_matvec(kernel, self.Z, self.Z, self.a) - Ba.square().sum()
         return self.Factor(W, Ba, norm)
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
         K_Mb = covariance(kernel, self.Z_variance, h)  # (M_beta, b)
-        A, ktilde = project(factor.W, K_Mb, prior_variance(kernel, h))
-        mean = A.T @ (self.m - factor.Ba) + covariance(kernel, h, self.Z) @ self.a
-        return Moments(mean, ktilde, self.S.variance(A))
+        batch = project(factor.W, K_Mb, prior_variance(kernel, h))
+        mean = (self.m - factor.Ba) @ batch.A + covariance_matvec(kernel, h, self.Z, self.a)
+        return Moments(mean, batch.ktilde, self.S.variance(batch))
+
+    def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
+        return torch.cat([self.Z_variance, self.Z]), torch.cat([factor.W.T @ (self.m - factor.Ba), self.a])
 
     def kl(self, factor: Factor) -> Tensor:
         return super().kl(factor) + 0.5 * factor.norm

@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 COINCIDENT = 1e-5  # distance in lengthscales below which Matérn 1/2 has no gradient: its slope would be all rounding
+BLOCK_ROWS = 500  # of a kernel matrix, evaluated together: what float64 needs stays small
+ROUNDING = 4e-6  # error of a squared distance, in squared lengthscales, above which it is computed in float64
 LENGTHSCALE_FLOOR = 1e-4  # in standardised inputs nothing varies faster, and softplus cannot underflow to zero
 
 
@@ -102,11 +104,15 @@ def covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
     parts = _stationary_parts(kernel)
     if parts is None:
         return _in_float64(kernel, lambda k, a, b: k(a, b).to_dense(), x, z)
-    centre = z.detach().mean(0)  # |x|^2 + |z|^2 - 2 x'z loses digits far from the origin
-    unit = math.sqrt(parts.profile.factor) / parts.lengthscale
-    z_scaled = (z - centre) * unit
-    x_scaled = z_scaled if x is z else (x - centre) * unit
-    return _Stationary.apply(x_scaled, z_scaled, parts.scale.log(), parts.profile, x is z)
+    return _Stationary.apply(*parts.scaled(x, z), parts.scale.log(), parts.profile, x is z)
+
+
+def covariance_matvec(kernel: Kernel, x: Tensor, z: Tensor, alpha: Tensor) -> Tensor:
+    """k(x, z) alpha for weights alpha (m,), shape (n,)."""
+    parts = _stationary_parts(kernel)
+    if parts is None:
+        return covariance(kernel, x, z) @ alpha
+    return _StationaryMatvec.apply(*parts.scaled(x, z), parts.scale.log(), alpha, parts.profile)
 
 
 def prior_variance(kernel: Kernel, x: Tensor) -> Tensor:
@@ -145,45 +151,46 @@ def _in_float64(kernel: Kernel, evaluate: Callable[..., Tensor], *inputs: Tensor
 class Profile(NamedTuple):
     """A stationary kernel as a function of the scaled squared distance a^2.
 
-    `evaluate(a2, log_scale)` overwrites a2 and gives k and a matrix that times `slope` is dk / d(a^2).
+    `evaluate(a2, log_scale, k, steep)` overwrites a2, fills k, and fills steep so that slope * steep = dk / d(a^2).
     """
 
-    evaluate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    evaluate: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     factor: float  # a^2 = factor * r^2
     slope: float
+    smooth: bool = True  # at a = 0; where it is not, an error of 1e-6 in a^2 is one of 1e-3 in k
 
 
-def _rbf(a2: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+def _rbf(a2: Tensor, log_scale: Tensor, k: Tensor, steep: Tensor) -> None:
     """k = exp(-a^2), a^2 = r^2 / 2; dk / d(a^2) = -k."""
-    k = torch.sub(log_scale, a2, out=a2).exp_()
-    return k, k
+    torch.sub(log_scale, a2, out=k).exp_()
+    steep.copy_(k)
 
 
-def _matern12(a2: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+def _matern12(a2: Tensor, log_scale: Tensor, k: Tensor, steep: Tensor) -> None:
     """k = exp(-a), a = r; dk / d(a^2) = -k / (2 a), infinite at a = 0: there, by symmetry, 0 stands for it."""
     a = a2.sqrt_()
-    k = torch.sub(log_scale, a).exp_()
-    return k, torch.div(k, a, out=a).masked_fill_(a > k / COINCIDENT, 0)
+    torch.sub(log_scale, a, out=k).exp_()
+    torch.div(k, a, out=steep).masked_fill_(a < COINCIDENT, 0)
 
 
-def _matern32(a2: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+def _matern32(a2: Tensor, log_scale: Tensor, k: Tensor, steep: Tensor) -> None:
     """k = (1 + a) exp(-a), a = sqrt(3) r; dk / d(a^2) = -exp(-a) / 2."""
     a = a2.sqrt_()
-    e = torch.sub(log_scale, a).exp_()
-    return torch.addcmul(e, a, e, out=a), e
+    torch.sub(log_scale, a, out=steep).exp_()
+    torch.addcmul(steep, a, steep, out=k)
 
 
-def _matern52(a2: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+def _matern52(a2: Tensor, log_scale: Tensor, k: Tensor, steep: Tensor) -> None:
     """k = (1 + a + a^2 / 3) exp(-a), a = sqrt(5) r; dk / d(a^2) = -(1 + a) exp(-a) / 6."""
     a = a2.sqrt_()
     e = torch.sub(log_scale, a).exp_()
-    first = torch.addcmul(e, a, e)  # (1 + a) exp(-a)
-    return torch.addcmul(first, a.square_(), e, value=1 / 3, out=e), first
+    torch.addcmul(e, a, e, out=steep)  # (1 + a) exp(-a)
+    torch.addcmul(steep, a.square_(), e, value=1 / 3, out=k)
 
 
 PROFILES: dict[tuple[type[Kernel], float | None], Profile] = {
     (RBFKernel, None): Profile(_rbf, 1 / 2, -1.0),
-    (MaternKernel, 0.5): Profile(_matern12, 1.0, -1 / 2),
+    (MaternKernel, 0.5): Profile(_matern12, 1.0, -1 / 2, smooth=False),
     (MaternKernel, 1.5): Profile(_matern32, 3.0, -1 / 2),
     (MaternKernel, 2.5): Profile(_matern52, 5.0, -1 / 6),
 }
@@ -193,6 +200,13 @@ class _StationaryParts(NamedTuple):
     profile: Profile
     lengthscale: Tensor  # (1, d) or (1, 1)
     scale: Tensor  # ()
+
+    def scaled(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs whose squared distance is a^2, centred: |x|^2 + |z|^2 - 2 x^T z loses digits far from the origin."""
+        centre = z.detach().mean(0)
+        unit = math.sqrt(self.profile.factor) / self.lengthscale
+        z_scaled = (z - centre) * unit
+        return z_scaled if x is z else (x - centre) * unit, z_scaled
 
 
 def _stationary_parts(kernel: Kernel) -> _StationaryParts | None:
@@ -206,52 +220,92 @@ def _stationary_parts(kernel: Kernel) -> _StationaryParts | None:
     return _StationaryParts(profile, base.lengthscale, kernel.outputscale)
 
 
+def _evaluate(
+    x: Tensor, z: Tensor, log_scale: Tensor, profile: Profile, symmetric: bool, steep_too: bool
+) -> tuple[Tensor, Tensor]:
+    """k and `steep` for scaled inputs x (n, d) and z (m, d), shapes (n, m), by blocks of rows that stay in cache.
+
+    |x_i - z_j|^2 is one product, [x, |x|^2, 1] [-2 z, 1, |z|^2]^T, in float64 unless all points are near the centre:
+    among near points far from it (|x| of a hundred lengthscales) float32 loses every digit, and K_MM is then not even
+    positive. Without `steep_too` there is one block of `steep`, written over and over.
+    """
+    x2, z2 = (t.double().square().sum(1, keepdim=True) for t in (x, z))
+    rounding = torch.finfo(x.dtype).eps * float(x2.max() + z2.max())
+    precision = x.dtype if profile.smooth and rounding < ROUNDING else torch.float64
+    left = torch.cat([x, x2, torch.ones_like(x2)], 1).to(precision)
+    right = torch.cat([-2 * z, torch.ones_like(z2), z2], 1).to(precision).T
+    n, m = len(x), len(z)
+    k, steep = x.new_empty(n, m), x.new_empty(n if steep_too else min(n, BLOCK_ROWS), m)
+    for start in range(0, n, BLOCK_ROWS):
+        rows = slice(start, min(start + BLOCK_ROWS, n))
+        a2 = (left[rows] @ right).to(x.dtype).clamp_(min=0)
+        if symmetric:
+            a2.diagonal(offset=start).zero_()
+        profile.evaluate(a2, log_scale, k[rows], steep[rows] if steep_too else steep[: rows.stop - start])
+    return k, steep
+
+
 class _Stationary(torch.autograd.Function):
-    """profile(|x_i - z_j|^2) for scaled inputs x (n, d) and z (m, d).
+    """k(x_i, z_j) for scaled inputs x (n, d) and z (m, d).
 
     Backward: with E = g * dk / d(a^2), whose costly part is kept from the forward pass, and a^2 = |x_i - z_j|^2,
 
         g_x = 2 (rowsum(E) * x - E z),    g_z = 2 (colsum(E) * z - E^T x),    g_log_scale = sum(g * k);
 
-    the row sums ride along in the products as a column of ones. If x is z, E + E^T does for both.
+    the row sums ride along in the products as a column of ones.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, log_scale: Tensor, profile: Profile, symmetric: bool) -> Tensor:
-        a2 = _squared_distance(x, z)
-        if symmetric:
-            a2.fill_diagonal_(0)
-        k, slope = profile.evaluate(a2, log_scale)
-        ctx.save_for_backward(x, z, k, slope)
-        ctx.slope, ctx.symmetric = profile.slope, symmetric
+        k, steep = _evaluate(x, z, log_scale, profile, symmetric, any(ctx.needs_input_grad))
+        ctx.save_for_backward(x, z, k, steep)
+        ctx.slope = profile.slope
         return k
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None, None]:
-        x, z, k, slope = ctx.saved_tensors
-        E = g * slope  # (n, m)
-        g_log_scale = torch.dot(g.reshape(-1), k.view(-1))
-        if ctx.symmetric:
-            return _pull(E + E.T, x, z, ctx.slope), None, g_log_scale, None, None
-        g_x = _pull(E, x, z, ctx.slope) if ctx.needs_input_grad[0] else None
-        g_z = _pull(E.T, z, x, ctx.slope) if ctx.needs_input_grad[1] else None
-        return g_x, g_z, g_log_scale, None, None
+        x, z, k, steep = ctx.saved_tensors
+        E = g * steep  # (n, m)
+        return (
+            2 * ctx.slope * _moved(x, E @ _with_ones(z)) if ctx.needs_input_grad[0] else None,
+            2 * ctx.slope * _moved(z, E.T @ _with_ones(x)) if ctx.needs_input_grad[1] else None,
+            torch.dot(g.reshape(-1), k.reshape(-1)),
+            None,
+            None,
+        )
 
 
-def _pull(E: Tensor, x: Tensor, z: Tensor, slope: float) -> Tensor:
-    """2 slope (rowsum(E) * x - E z), shape of x."""
-    product = E @ torch.cat([z, z.new_ones(len(z), 1)], 1)  # E z and, last, rowsum(E)
-    return (2 * slope) * (product[:, -1:] * x - product[:, :-1])
+class _StationaryMatvec(torch.autograd.Function):
+    """sum_j k(x_i, z_j) alpha_j for scaled inputs x (n, d), z (m, d) and weights alpha (m,); shape (n,).
 
-
-def _squared_distance(x: Tensor, z: Tensor) -> Tensor:
-    """|x_i|^2 + |z_j|^2 - 2 x_i^T z_j, shape (n, m), as one product: [x, |x|^2, 1] [-2 z, 1, |z|^2]^T.
-
-    In float64 whatever the model's precision: among near points far from the centre (|x| of a hundred
-    lengthscales) the difference has lost all its digits in float32, and K_MM is then not even positive.
+    Here g_K = g alpha^T, so E = diag(g) dk/d(a^2) diag(alpha) and no (n, m) matrix but those of the forward pass is
+    needed: the weights go onto the thin factors of the products.
     """
-    x_wide, z_wide = x.double(), z.double()
-    left = torch.cat([x_wide, x_wide.square().sum(1, keepdim=True), torch.ones_like(x_wide[:, :1])], 1)
-    right = torch.cat([-2 * z_wide, torch.ones_like(z_wide[:, :1]), z_wide.square().sum(1, keepdim=True)], 1)
-    return (left @ right.T).to(x.dtype).clamp_(min=0)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, z: Tensor, log_scale: Tensor, alpha: Tensor, profile: Profile) -> Tensor:
+        k, steep = _evaluate(x, z, log_scale, profile, False, any(ctx.needs_input_grad))
+        out = k @ alpha
+        ctx.save_for_backward(x, z, alpha, k, steep, out)
+        ctx.slope = profile.slope
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor, None]:
+        x, z, alpha, k, steep, out = ctx.saved_tensors
+        g_x = None
+        if ctx.needs_input_grad[0]:
+            g_x = 2 * ctx.slope * _moved(x, g[:, None] * (steep @ (alpha[:, None] * _with_ones(z))))
+        g_z = 2 * ctx.slope * _moved(z, alpha[:, None] * (steep.T @ (g[:, None] * _with_ones(x))))
+        return g_x, g_z, g @ out, g @ k, None
+
+
+def _with_ones(z: Tensor) -> Tensor:
+    return torch.cat([z, z.new_ones(len(z), 1)], 1)
+
+
+def _moved(x: Tensor, product: Tensor) -> Tensor:
+    """rowsum(E) * x - E z, from x (n, d) and the product E [z, 1] (n, d + 1)."""
+    return product[:, -1:] * x - product[:, :-1]

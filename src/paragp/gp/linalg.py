@@ -26,6 +26,7 @@ class Projection(NamedTuple):
     """A batch in whitened coordinates."""
 
     A: Tensor  # (M, b) = Lam^-1 K_Mb
+    squares: Tensor  # (M, b), of A's entries
     ktilde: Tensor  # (b,) = k_ii - |A_i|^2
 
 
@@ -88,8 +89,8 @@ def _hopeless(K: Tensor, name: str, steps: list[float]) -> str:
 def inverse_cholesky(K: Tensor, *, jitter: float | None = None, name: str = "kernel matrix") -> Tensor:
     """W = Lam^-1 for the factor Lam of K, with the jitter policy of `cholesky`; shape (M, M), lower triangular.
 
-    W is made for `whiten` and `unwhiten`, which carry its gradient in a cheaper form (see `_InverseCholesky`);
-    nothing else may be differentiated through it.
+    W is made for `whiten`, which carries its gradient in a cheaper form (see `_InverseCholesky`); nothing else may be
+    differentiated through it.
     """
     return _InverseCholesky.apply(K, jitter, name)
 
@@ -99,22 +100,31 @@ def whiten(W: Tensor, K: Tensor) -> Tensor:
     return _Whiten.apply(W, K)
 
 
-def unwhiten(W: Tensor, m: Tensor) -> Tensor:
-    """alpha = W^T m = Lam^-T m for m (M,): the weights with which K_bM alpha is the whitened mean A^T m."""
-    return _Unwhiten.apply(W, m)
+def unwhitened_weights(K: Tensor, m: Tensor, *, jitter: float | None = None, name: str = "kernel matrix") -> Tensor:
+    """alpha = Lam^-T m for the factor Lam of K and m (M,): K_bM alpha is the whitened mean A^T m."""
+    return _UnwhitenedWeights.apply(K, m, jitter, name)
+
+
+def project(W: Tensor, K_Mb: Tensor, k_diag: Tensor) -> Projection:
+    """The whitened projection of a batch: A = W K_Mb and ktilde = k_ii - |A_i|^2, never negative."""
+    A = whiten(W, K_Mb)  # (M, b)
+    squares = A.square()
+    return Projection(A, squares, (k_diag - squares.sum(0)).clamp_min(0))
+
+
+# With Phi (lower triangle, halved diagonal) the factor of K moves by dLam = Lam Phi(W dK W^T), W = Lam^-1, so that
+# dW = -Phi(W dK W^T) W. All three functions below rest on this; `_pull_back` is its transpose.
 
 
 class _InverseCholesky(torch.autograd.Function):
     """K -> W = Lam^-1, Lam Lam^T = K + jitter.
 
-    With Phi (lower triangle, halved diagonal) the factor moves by dLam = Lam Phi(W dK W^T), so that
-    dW = -Phi(W dK W^T) W. For A = W K_Mb with cotangent g_A,
+    For A = W K_Mb with cotangent g_A,
 
-        <g_A, dW K_Mb> = -<g_A A^T, Phi(W dK W^T)> = -<W^T Phi(g_A A^T) W, dK>,
+        <g_A, dW K_Mb> = -<g_A A^T, Phi(W dK W^T)> = -<W^T Phi(g_A A^T) W, dK>.
 
-    and for alpha = W^T m with cotangent g the same with m (W g)^T in place of g_A A^T. So the functions below
-    hand back P = g_A A^T, one M x M x b product, instead of the cotangent g_A K_Mb^T of W itself; contributions
-    add up, and this backward makes of their sum the symmetric part of -W^T Phi(P) W.
+    So `_Whiten` hands back P = g_A A^T, one M x M x b product, instead of W's own cotangent g_A K_Mb^T. Contributions
+    of several batches add up, and this backward makes of their sum the symmetric part of -W^T Phi(P) W.
     """
 
     @staticmethod
@@ -130,10 +140,7 @@ class _InverseCholesky(torch.autograd.Function):
         (W,) = ctx.saved_tensors
         P = P.tril()
         P.diagonal().mul_(0.5)  # Phi(P)
-        half = lower_transposed_matmul(W, lower_matmul(P, W))  # W^T Phi(P) W
-        g_K = (half + half.T).mul_(-0.5)
-        g_K.diagonal().add_(ctx.jitter / len(W) * g_K.diagonal().sum())  # the jitter follows K's scale
-        return g_K, None, None
+        return _pull_back(W, lower_matmul(P, W, lower=True), ctx.jitter), None, None
 
 
 class _Whiten(torch.autograd.Function):
@@ -153,20 +160,61 @@ class _Whiten(torch.autograd.Function):
         return P, lower_transposed_matmul(W, g_A) if ctx.needs_input_grad[1] else None
 
 
-class _Unwhiten(torch.autograd.Function):
-    """(W, m) -> alpha = W^T m. Backward: g_m = W g and, for W, P = m g_m^T (see `_InverseCholesky`)."""
+class _UnwhitenedWeights(torch.autograd.Function):
+    """(K, m) -> alpha = Lam^-T m, Lam Lam^T = K + jitter.
+
+    With cotangent g and g_m = W g: <g, dW^T m> = -<m g_m^T, Phi(W dK W^T)>, so that K receives the symmetric part of
+    -W^T Phi(m g_m^T) W. The rows of Phi(u v^T) W are running sums, u_i (sum_{j <= i} v_j W_j - v_i W_i / 2): no M^3.
+    """
 
     @staticmethod
-    def forward(ctx: Any, W: Tensor, m: Tensor) -> Tensor:
-        ctx.save_for_backward(W, m)
-        return W.T @ m
+    def forward(ctx: Any, K: Tensor, m: Tensor, jitter: float | None, name: str) -> Tensor:
+        Lam, ctx.jitter = _factor(K, jitter, name)
+        ctx.save_for_backward(Lam, m)
+        return torch.linalg.solve_triangular(Lam.T, m[:, None], upper=True)[:, 0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        Lam, m = ctx.saved_tensors
+        W = triangular_inverse(Lam)
+        g_m = W @ g
+        rows = g_m[:, None] * W
+        Phi_W = rows.cumsum(0).sub_(rows, alpha=0.5).mul_(m[:, None])
+        return _pull_back(W, Phi_W, ctx.jitter), g_m, None, None
+
+
+def _pull_back(W: Tensor, Phi_W: Tensor, jitter: float) -> Tensor:
+    """K's gradient -(H + H^T) / 2 with H = W^T Phi W, and what flows through the jitter, which follows K's scale."""
+    H = lower_transposed_matmul(W, Phi_W)
+    g_K = (H + H.T).mul_(-0.5)
+    g_K.diagonal().add_(jitter / len(W) * g_K.diagonal().sum())
+    return g_K
+
+
+class LowerTransposedMatmul(torch.autograd.Function):
+    """(L, X) -> L^T X for a lower triangular L. Backward: g_X = L g and the lower triangle of g_L = X g^T."""
+
+    @staticmethod
+    def forward(ctx: Any, L: Tensor, X: Tensor) -> Tensor:
+        ctx.save_for_backward(L, X)
+        return lower_transposed_matmul(L, X)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        W, m = ctx.saved_tensors
-        g_m = W @ g
-        return torch.outer(m, g_m), g_m
+        L, X = ctx.saved_tensors
+        return lower_of_product(X, g.T), lower_matmul(L, g)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep large freed blocks for the next allocation instead of giving them back at once.
+
+    A step allocates and frees the same few matrices over and over; getting each as fresh pages costs a tenth of its
+    time. glibc raises its thresholds to the largest block it has seen freed (up to 32 MB), so one such block does it;
+    elsewhere this does nothing.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 # --- products with triangles, by blocks of rows: what is known to be zero is not multiplied ---
@@ -174,11 +222,12 @@ class _Unwhiten(torch.autograd.Function):
 BLOCKS = 4
 
 
-def lower_matmul(L: Tensor, X: Tensor) -> Tensor:
-    """L X for a lower triangular L (M, M) and X (M, b)."""
-    out = X.new_empty(len(L), X.shape[1])
+def lower_matmul(L: Tensor, X: Tensor, *, lower: bool = False) -> Tensor:
+    """L X for a lower triangular L (M, M) and X (M, b); with `lower`, X (M, M) is lower triangular too."""
+    out = X.new_zeros(len(L), X.shape[1]) if lower else X.new_empty(len(L), X.shape[1])
     for start, end in _blocks(len(L)):
-        torch.mm(L[start:end, :end], X[:end], out=out[start:end])
+        columns = slice(end if lower else None)
+        torch.mm(L[start:end, :end], X[:end, columns], out=out[start:end, columns])
     return out
 
 
@@ -214,9 +263,3 @@ def triangular_inverse(L: Tensor) -> Tensor:
 def _blocks(M: int) -> list[tuple[int, int]]:
     edges = [i * M // BLOCKS for i in range(BLOCKS + 1)]
     return [(start, end) for start, end in pairwise(edges) if end > start]
-
-
-def project(W: Tensor, K_Mb: Tensor, k_diag: Tensor) -> Projection:
-    """The whitened projection of a batch: A = W K_Mb and ktilde = k_ii - |A_i|^2, never negative."""
-    A = whiten(W, K_Mb)  # (M, b)
-    return Projection(A, (k_diag - A.square().sum(0)).clamp_min(0))

@@ -1,7 +1,7 @@
 """ParametricGP: features -> kernel -> family, plus observation noise."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from paragp.gp.families import Family
-from paragp.gp.kernels import prior_deviation
+from paragp.gp.kernels import covariance_matvec, prior_deviation
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
 
 INITIAL_NOISE = 0.5  # assumed: sigma_obs^2 starts at half the variance of a standardised target
 NOISE_FLOOR = 1e-4  # assumed, GPyTorch's default: a deviation of .01 in standardised units
-CHUNK = 4096  # rows predicted at once: what is allocated does not grow with the number of rows
+CHUNK = 2000  # rows predicted at once: what is allocated does not grow with the number of rows
 
 
 class ParametricGP(nn.Module):
@@ -93,16 +93,34 @@ class ParametricGP(nn.Module):
 
         Pass `factor=model.factorise()` to share the factorisation between calls.
         """
+        factor = self.factorise() if factor is None else factor
+        embedded = self._embedded(x, chunk)
+        return predictive((self.family.moments(factor, self.kernel, h) for h in embedded), self.noise)
+
+    @torch.no_grad()
+    def mean_weights(self, factor: Any = None) -> tuple[Tensor, Tensor]:
+        """What `predict_mean` needs, computed once: points and weights of the mean function."""
+        return self.family.mean_weights(self.factorise() if factor is None else factor, self.kernel)
+
+    @torch.no_grad()
+    def predict_mean(
+        self, x: Tensor, *, weights: tuple[Tensor, Tensor] | None = None, chunk: int = CHUNK
+    ) -> np.ndarray:
+        """The mean alone (Eqn meanfunc), in O(M) a row instead of O(M^2); shape (n,)."""
+        points, alpha = self.mean_weights() if weights is None else weights
+        return _numpy([covariance_matvec(self.kernel, h, points, alpha) for h in self._embedded(x, chunk)])
+
+    def _embedded(self, x: Tensor, chunk: int) -> Iterator[Tensor]:
+        """The features of x in chunks, the feature module in eval mode."""
         if not bool(torch.isfinite(x).all()):
             raise ValueError(
                 f"x holds {int((~torch.isfinite(x)).sum())} NaN or infinite values. Remove or impute them."
             )
-        factor = self.factorise() if factor is None else factor
         was_training = self.features.training
         self.features.eval()
         try:
-            parts = (self.family.moments(factor, self.kernel, self.embed(rows)) for rows in x.split(chunk))
-            return predictive(parts, self.noise)
+            for rows in x.split(chunk):
+                yield self.embed(rows)
         finally:
             self.features.train(was_training)
 

@@ -1,0 +1,137 @@
+"""Mean and standard deviation of y for many rows, ours against GPyTorch; and the mean alone.
+
+    python benchmarks/predict.py
+    python benchmarks/predict.py --methods ppgpr-mfd --rows 200000 --json
+
+GPyTorch runs in eval mode without gradients, its caches warm, in chunks as its users must; every chunk size of
+`--chunks` is tried and the best one counts. The two sides alternate in one process. Peak memory is that of a process of
+its own, at the full number of rows and at a tenth of them.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import gpytorch
+import machine
+import torch
+from peers import PEERS, PeerGP
+
+from paragp import METHODS
+from paragp.gp.linalg import keep_freed_memory
+
+METHODS_SHOWN = "ppgpr-mfd,ppgpr-mf,ppgpr-chol,ppgpr-delta,svgp,od-svgp"
+
+
+def inputs(rows: int, M: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(M, d, generator=generator), torch.randn(rows, d, generator=generator)
+
+
+def ours(name: str, rows: int, M: int, d: int, chunk: int | None = None) -> Callable[[], object]:
+    Z, x = inputs(rows, M, d)
+    model = METHODS[name].model("matern52", Z)
+    keep_freed_memory()
+    factor = model.factorise()
+    return lambda: model.predict(x, factor=factor).std
+
+
+def our_mean(name: str, rows: int, M: int, d: int, chunk: int | None = None) -> Callable[[], object]:
+    Z, x = inputs(rows, M, d)
+    model = METHODS[name].model("matern52", Z)
+    weights = model.mean_weights()
+    return lambda: model.predict_mean(x, weights=weights)
+
+
+def peer(name: str, rows: int, M: int, d: int, chunk: int = 1000) -> Callable[[], object]:
+    Z, x = inputs(rows, M, d)
+    model, likelihood = PeerGP(PEERS[name], Z).eval(), gpytorch.likelihoods.GaussianLikelihood().eval()
+
+    def predict() -> None:
+        with torch.no_grad(), gpytorch.settings.fast_pred_var():
+            for part in x.split(chunk):
+                prediction = likelihood(model(part))
+                prediction.mean, prediction.stddev  # noqa: B018
+
+    return predict
+
+
+SIDES = {"ours": ours, "our_mean": our_mean, "gpytorch": peer}
+
+
+def peak_memory(side: str, name: str, rows: int, M: int, d: int, chunk: int) -> float:
+    words = ["--peak-of", side, "--methods", name, "--rows", str(rows), "--M", str(M), "--d", str(d)]
+    done = subprocess.run(
+        [sys.executable, __file__, *words, "--chunks", str(chunk)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout.split()[-1])
+
+
+def compare(name: str, rows: int, M: int, d: int, chunks: list[int], repeats: int) -> dict:
+    trial = min(rows, 20_000)
+    best = min(chunks, key=lambda chunk: warm_time(peer(name, trial, M, d, chunk)))
+    calls = {"ours": ours(name, rows, M, d), "our_mean": our_mean(name, rows, M, d)}
+    calls["gpytorch"] = peer(name, trial, M, d, best)  # a tenth of the rows: its time is proportional to them
+    seconds: dict[str, list[float]] = {side: [] for side in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for side, call in calls.items():
+            seconds[side].append(machine.timed(call))
+    rate = {
+        side: (trial if side == "gpytorch" else rows) / machine.quartiles(values)[1] for side, values in seconds.items()
+    }
+    return {
+        "method": name, "rows": rows, "M": M, "d": d, "gpytorch_chunk": best,
+        "ours_rows_per_s": rate["ours"], "gpytorch_rows_per_s": rate["gpytorch"],
+        "ratio": rate["ours"] / rate["gpytorch"], "mean_alone_rows_per_s": rate["our_mean"],
+        "ours_peak_mb": peak_memory("ours", name, rows, M, d, best),
+        "ours_peak_mb_a_tenth": peak_memory("ours", name, rows // 10, M, d, best),
+        "gpytorch_peak_mb": peak_memory("gpytorch", name, trial, M, d, best),
+    }  # fmt: skip
+
+
+def warm_time(call: Callable[[], object]) -> float:
+    call()
+    return machine.timed(call)
+
+
+def show(row: dict) -> str:
+    return (
+        f"{row['method']:<12} ours {row['ours_rows_per_s'] / 1e3:6.1f} k rows/s   gpytorch "
+        f"{row['gpytorch_rows_per_s'] / 1e3:5.1f} k (chunks of {row['gpytorch_chunk']})   ratio {row['ratio']:.2f}   "
+        f"mean alone {row['mean_alone_rows_per_s'] / 1e3:.0f} k   peak {row['ours_peak_mb']:.0f} MB "
+        f"({row['ours_peak_mb_a_tenth']:.0f} at a tenth of the rows) / {row['gpytorch_peak_mb']:.0f} MB"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default=METHODS_SHOWN, help="comma-separated names")
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--M", type=int, default=1000)
+    parser.add_argument("--d", type=int, default=26)
+    parser.add_argument("--chunks", default="500,1000,2000,5000", help="chunk sizes tried for GPyTorch")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--peak-of", choices=SIDES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    chunks = [int(word) for word in options.chunks.split(",")]
+    names = options.methods.split(",")
+    if options.peak_of:
+        SIDES[options.peak_of](names[0], options.rows, options.M, options.d, chunks[0])()
+        print(machine.peak_mb())
+        return
+    report: dict = {"machine": machine.describe(), "rows": []}
+    for name in names:
+        row = compare(name, options.rows, options.M, options.d, chunks, options.repeats)
+        report["rows"].append(row)
+        print(show(row), flush=True)
+    if options.json:
+        print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
