@@ -123,8 +123,8 @@ class _InverseCholesky(torch.autograd.Function):
 
         <g_A, dW K_Mb> = -<g_A A^T, Phi(W dK W^T)> = -<W^T Phi(g_A A^T) W, dK>.
 
-    So `_Whiten` hands back P = g_A A^T, one M x M x b product, instead of W's own cotangent g_A K_Mb^T. Contributions
-    of several batches add up, and this backward makes of their sum the symmetric part of -W^T Phi(P) W.
+    So `_Whiten` hands back P = Phi(g_A A^T), the lower half of one M x M x b product, instead of W's own cotangent
+    g_A K_Mb^T. Contributions of several batches add up, and this backward makes of their sum -W^T P W.
     """
 
     @staticmethod
@@ -138,13 +138,11 @@ class _InverseCholesky(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, P: Tensor) -> tuple[Tensor, None, None]:
         (W,) = ctx.saved_tensors
-        P = P.tril()
-        P.diagonal().mul_(0.5)  # Phi(P)
         return _pull_back(W, lower_matmul(P, W, lower=True), ctx.jitter), None, None
 
 
 class _Whiten(torch.autograd.Function):
-    """(W, K) -> A = W K. Backward: g_K = W^T g_A and, for W, P = g_A A^T (see `_InverseCholesky`)."""
+    """(W, K) -> A = W K. Backward: g_K = W^T g_A and, for W, P = Phi(g_A A^T) (see `_InverseCholesky`)."""
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, K: Tensor) -> Tensor:
@@ -156,14 +154,17 @@ class _Whiten(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_A: Tensor) -> tuple[Tensor | None, Tensor | None]:
         W, A = ctx.saved_tensors
-        P = lower_of_product(g_A, A.T) if ctx.needs_input_grad[0] else None
+        P = None
+        if ctx.needs_input_grad[0]:
+            P = lower_of_product(g_A, A.T)
+            P.diagonal().mul_(0.5)  # Phi
         return P, lower_transposed_matmul(W, g_A) if ctx.needs_input_grad[1] else None
 
 
 class _UnwhitenedWeights(torch.autograd.Function):
     """(K, m) -> alpha = Lam^-T m, Lam Lam^T = K + jitter.
 
-    With cotangent g and g_m = W g: <g, dW^T m> = -<m g_m^T, Phi(W dK W^T)>, so that K receives the symmetric part of
+    With cotangent g and g_m = W g: <g, dW^T m> = -<m g_m^T, Phi(W dK W^T)>, so that K receives
     -W^T Phi(m g_m^T) W. The rows of Phi(u v^T) W are running sums, u_i (sum_{j <= i} v_j W_j - v_i W_i / 2): no M^3.
     """
 
@@ -185,9 +186,11 @@ class _UnwhitenedWeights(torch.autograd.Function):
 
 
 def _pull_back(W: Tensor, Phi_W: Tensor, jitter: float) -> Tensor:
-    """K's gradient -(H + H^T) / 2 with H = W^T Phi W, and what flows through the jitter, which follows K's scale."""
-    H = lower_transposed_matmul(W, Phi_W)
-    g_K = (H + H.T).mul_(-0.5)
+    """K's gradient -W^T Phi W, and what flows through the jitter, which follows K's scale.
+
+    K is symmetric, so that only the symmetric part of its gradient matters; what comes back is not made symmetric.
+    """
+    g_K = lower_transposed_matmul(W, Phi_W).neg_()
     g_K.diagonal().add_(jitter / len(W) * g_K.diagonal().sum())
     return g_K
 
@@ -240,23 +243,24 @@ def lower_transposed_matmul(L: Tensor, X: Tensor) -> Tensor:
 
 
 def lower_of_product(X: Tensor, Y: Tensor) -> Tensor:
-    """The lower triangle of X Y for X (M, b) and Y (b, M); above the diagonal stands what a block happens to hold."""
+    """The lower triangle of X Y for X (M, b) and Y (b, M), zero above the diagonal."""
     out = X.new_zeros(len(X), len(X))
     for start, end in _blocks(len(X)):
         torch.mm(X[start:end], Y[:, :end], out=out[start:end, :end])
+        out[start:end, start:end].tril_()
     return out
 
 
-def triangular_inverse(L: Tensor) -> Tensor:
+def triangular_inverse(L: Tensor, out: Tensor | None = None) -> Tensor:
     """L^-1 for a lower triangular L, by halves: [[A, 0], [B, C]]^-1 = [[A^-1, 0], [-C^-1 B A^-1, C^-1]]."""
+    out = torch.zeros_like(L) if out is None else out
     if len(L) <= 128:
         eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
-        return torch.linalg.solve_triangular(L, eye, upper=False)
+        return out.copy_(torch.linalg.solve_triangular(L, eye, upper=False))
     half = len(L) // 2
-    out = torch.zeros_like(L)
-    out[:half, :half] = triangular_inverse(L[:half, :half])
-    out[half:, half:] = triangular_inverse(L[half:, half:])
-    torch.mm(-out[half:, half:], L[half:, :half] @ out[:half, :half], out=out[half:, :half])
+    A_inverse = triangular_inverse(L[:half, :half], out[:half, :half])
+    C_inverse = triangular_inverse(L[half:, half:], out[half:, half:])
+    torch.mm(C_inverse, L[half:, :half] @ A_inverse, out=out[half:, :half]).neg_()
     return out
 
 
