@@ -20,7 +20,6 @@ import torch
 from peers import PEERS, PeerGP
 
 from paragp import METHODS
-from paragp.gp.linalg import keep_freed_memory
 
 METHODS_SHOWN = "ppgpr-mfd,ppgpr-mf,ppgpr-chol,ppgpr-delta,svgp,od-svgp"
 
@@ -33,7 +32,6 @@ def inputs(rows: int, M: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
 def ours(name: str, rows: int, M: int, d: int, chunk: int | None = None) -> Callable[[], object]:
     Z, x = inputs(rows, M, d)
     model = METHODS[name].model("matern52", Z)
-    keep_freed_memory()
     factor = model.factorise()
     return lambda: model.predict(x, factor=factor).std
 

@@ -23,7 +23,6 @@ import torch
 from peers import PEERS, PeerGP
 
 from paragp import METHODS, Data
-from paragp.gp.linalg import keep_freed_memory
 from paragp.training.step import backward
 
 # Per step, in the method's M and B: solve and its backward 4 M^2 B, factorisation and its backward 4.7 M^3 (two
@@ -48,7 +47,6 @@ def our_step(name: str, M: int, B: int, d: int) -> Callable[[], None]:
     Z, batch = rows(M, B, d)
     model, objective = METHODS[name].model("matern52", Z), METHODS[name].objective_for()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    keep_freed_memory()  # as `fit` does
 
     def step() -> None:
         optimizer.zero_grad()

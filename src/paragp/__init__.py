@@ -6,7 +6,7 @@ Map, from the mathematics up:
 
 - `paragp.gp`: `Moments`, objectives, covariances, families, `ParametricGP`, the registry `METHODS`, and the
   full-batch baselines `fit_exact` and `fit_fitc`;
-- `paragp.training`: Algorithm 1 as `fit`, k-means starting points;
+- `paragp.training`: Algorithm 1 as `fit`, one mini-batch of it as `step.backward`, k-means starting points;
 - `paragp.predictive`, `paragp.metrics`: what a model says about y, and how good that is;
 - `paragp.paper`: what regenerates the paper, here its first figure; `paragp.cli`: the command line.
 """

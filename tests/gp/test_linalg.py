@@ -71,7 +71,7 @@ def test_a_model_names_its_kernel_when_it_fails():
 def test_rounding_never_makes_a_variance_negative():
     """What the projection explains may exceed the prior in the last digit; nothing is left then, not less."""
     W, K_Mb = torch.eye(2), torch.tensor([[0.8, 0.1], [0.6, 0.2]])
-    _, _, ktilde = project(W, K_Mb, k_diag=torch.tensor([1.0 - 1e-6, 1.0]))
+    _, ktilde, _, _ = project(W, K_Mb, k_diag=torch.tensor([1.0 - 1e-6, 1.0]))
     torch.testing.assert_close(ktilde, torch.tensor([0.0, 0.95]))
 
 
@@ -108,6 +108,21 @@ def test_whitening_gradcheck():
         return by_hand(R @ R.T, K_Mb, m)
 
     assert torch.autograd.gradcheck(value, [t.requires_grad_() for t in (root, randn(4, 3, seed=1), randn(4, seed=2))])
+
+
+def test_projections_sums_equal_their_plain_twin_in_value_and_gradient():
+    inputs = [t.requires_grad_() for t in (randn(4, 4).tril(), randn(4, 6, seed=1), randn(4, seed=2), randn(4, seed=3))]
+    k_diag, weights = 50 + randn(6, seed=4), [randn(6, seed=i) for i in (5, 6, 7)]
+    W, K_Mb, m, s = inputs
+    A = W.detach() @ K_Mb
+    plainly = k_diag - A.square().sum(0), m @ A, (s[:, None] * A).square().sum(0)
+    _, *ours = project(W.detach(), K_Mb, k_diag, m=m, s=s)
+    gradients = []
+    for outputs in (plainly, ours):
+        loss = sum((w * torch.sin(out)).sum() for w, out in zip(weights, outputs, strict=True))
+        gradients.append(torch.autograd.grad(loss, [K_Mb, m, s]))
+    for theirs, mine in zip([*plainly, *gradients[0]], [*ours, *gradients[1]], strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.parametrize("M", [1, 2, 3, 5, 130, 257])

@@ -21,6 +21,10 @@ class Covariance(nn.Module, ABC):
     def factor(self) -> Tensor:
         """A square root L of S', shape (M, M)."""
 
+    def diagonal_root(self) -> Tensor | None:
+        """The square root s of a diagonal S' = diag(s^2), shape (M,); None for other forms."""
+        return None
+
     @abstractmethod
     def variance(self, batch: Projection) -> Tensor:
         """A_i^T S' A_i for the columns of A (M, b), a sum of squares and never negative; shape (b,)."""
@@ -64,8 +68,11 @@ class Diagonal(Covariance):
     def factor(self) -> Tensor:
         return self.s.diag()
 
+    def diagonal_root(self) -> Tensor:
+        return self.s
+
     def variance(self, batch: Projection) -> Tensor:
-        return self.s.square() @ batch.squares
+        return batch.diagonal
 
     def kl(self) -> Tensor:
         return 0.5 * (self.s.square().sum() - len(self.s)) - _log_abs(self.s).sum()

@@ -103,7 +103,7 @@ class ExactGP(nn.Module):
     def predict(self, x: Tensor, *, factor: Factor | None = None, chunk: int = 512) -> PredictiveDistribution:
         """The exact posterior predictive distribution at x (n, d), in chunks of rows."""
         factor = self.factorise() if factor is None else factor
-        return predictive((self._moments(rows, factor) for rows in x.split(chunk)), self.noise)
+        return predictive((self._moments(rows, factor) for rows in x.split(chunk)), self.noise, len(x))
 
     def _moments(self, x: Tensor, factor: Factor) -> Moments:
         K_Nb = covariance(self.kernel, self.X, x)  # (N, b)

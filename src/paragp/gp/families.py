@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paragp.gp.covariances import Covariance
 from paragp.gp.kernels import covariance, covariance_matvec, kernel_name, prior_variance
-from paragp.gp.linalg import inverse_cholesky, project, unwhitened_weights, whiten
+from paragp.gp.linalg import Projection, inverse_cholesky, project, unwhitened_weights, whiten
 from paragp.gp.moments import Moments
 
 
@@ -48,6 +48,11 @@ class Family(nn.Module, ABC):
         K_MM = covariance(kernel, Z, Z)
         return inverse_cholesky(K_MM, jitter=self.jitter, name=f"K_MM of {kernel_name(kernel)}")
 
+    def _project(self, W: Tensor, kernel: Kernel, Z: Tensor, h: Tensor, m: Tensor | None = None) -> Projection:
+        """A = W k(Z, h) and what the moments need of it, all in one pass."""
+        k_diag = prior_variance(kernel, h)
+        return project(W, covariance(kernel, Z, h), k_diag, m=m, s=self.S.diagonal_root())
+
 
 class Coupled(Family):
     """One set of inducing points for mean and variance (Eqn meanfunc, Eqn fvar).
@@ -77,8 +82,8 @@ class Coupled(Family):
         return self.Factor(self._whitener(kernel, self.Z))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        batch = project(factor.W, covariance(kernel, self.Z, h), prior_variance(kernel, h))
-        return Moments(self.m @ batch.A, batch.ktilde, self.S.variance(batch))
+        batch = self._project(factor.W, kernel, self.Z, h, m=self.m)
+        return Moments(batch.mean, batch.ktilde, self.S.variance(batch))
 
     def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
         return self.Z, factor.W.T @ self.m
@@ -122,8 +127,7 @@ class Decoupled(TwoSets):
         return self.Factor(alpha, self._whitener(kernel, self.Z_variance))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        K_Mb = covariance(kernel, self.Z_variance, h)  # (M_sigma, b)
-        batch = project(factor.W, K_Mb, prior_variance(kernel, h))
+        batch = self._project(factor.W, kernel, self.Z_variance, h)
         return Moments(covariance_matvec(kernel, h, self.Z, factor.alpha), batch.ktilde, self.S.variance(batch))
 
     def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
@@ -161,9 +165,8 @@ class OrthogonallyDecoupled(TwoSets):
         return self.Factor(W, Ba, norm)
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        K_Mb = covariance(kernel, self.Z_variance, h)  # (M_beta, b)
-        batch = project(factor.W, K_Mb, prior_variance(kernel, h))
-        mean = (self.m - factor.Ba) @ batch.A + covariance_matvec(kernel, h, self.Z, self.a)
+        batch = self._project(factor.W, kernel, self.Z_variance, h, m=self.m - factor.Ba)
+        mean = batch.mean + covariance_matvec(kernel, h, self.Z, self.a)
         return Moments(mean, batch.ktilde, self.S.variance(batch))
 
     def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:

@@ -26,8 +26,9 @@ class Projection(NamedTuple):
     """A batch in whitened coordinates."""
 
     A: Tensor  # (M, b) = Lam^-1 K_Mb
-    squares: Tensor  # (M, b), of A's entries
     ktilde: Tensor  # (b,) = k_ii - |A_i|^2
+    mean: Tensor  # (b,) = A^T m', zero without m'
+    diagonal: Tensor  # (b,) = A_i^T diag(s^2) A_i, zero without s
 
 
 def cholesky(K: Tensor, *, jitter: float | None = None, name: str = "kernel matrix") -> Tensor:
@@ -105,11 +106,13 @@ def unwhitened_weights(K: Tensor, m: Tensor, *, jitter: float | None = None, nam
     return _UnwhitenedWeights.apply(K, m, jitter, name)
 
 
-def project(W: Tensor, K_Mb: Tensor, k_diag: Tensor) -> Projection:
-    """The whitened projection of a batch: A = W K_Mb and ktilde = k_ii - |A_i|^2, never negative."""
+def project(W: Tensor, K_Mb: Tensor, k_diag: Tensor, *, m: Tensor | None = None, s: Tensor | None = None) -> Projection:
+    """The whitened projection of a batch and its sums over inducing points; variances are never negative."""
     A = whiten(W, K_Mb)  # (M, b)
-    squares = A.square()
-    return Projection(A, squares, (k_diag - squares.sum(0)).clamp_min(0))
+    zero = torch.zeros_like(W[0])
+    ones = torch.ones_like(zero)
+    mean, norms = _Sums.apply(A, zero if m is None else m, torch.stack([ones, zero if s is None else s.square()]))
+    return Projection(A, (k_diag - norms[0]).clamp_min(0), mean, norms[1])
 
 
 # With Phi (lower triangle, halved diagonal) the factor of K moves by dLam = Lam Phi(W dK W^T), W = Lam^-1, so that
@@ -193,6 +196,31 @@ def _pull_back(W: Tensor, Phi_W: Tensor, jitter: float) -> Tensor:
     g_K = lower_transposed_matmul(W, Phi_W).neg_()
     g_K.diagonal().add_(jitter / len(W) * g_K.diagonal().sum())
     return g_K
+
+
+class _Sums(torch.autograd.Function):
+    """(A, v, U) -> v^T A and U A^2 (of the entries) for A (M, b), v (M,) and U (r, M); shapes (b,) and (r, b).
+
+    Backward: g_A = 2 (U^T g_U) * A + v g_v^T, built in place in one M x b matrix.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor, v: Tensor, U: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(A, v, U)
+        return v @ A, U @ A.square()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_v: Tensor, g_U: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        A, v, U = ctx.saved_tensors
+        g_A = (U.T @ (2 * g_U)).mul_(A)
+        if ctx.needs_input_grad[1]:
+            g_A.addr_(v, g_v)
+        return (
+            g_A,
+            A @ g_v if ctx.needs_input_grad[1] else None,
+            g_U @ A.square().T if ctx.needs_input_grad[2] else None,
+        )
 
 
 class LowerTransposedMatmul(torch.autograd.Function):

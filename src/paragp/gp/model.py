@@ -1,7 +1,7 @@
 """ParametricGP: features -> kernel -> family, plus observation noise."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ class ParametricGP(nn.Module):
         """
         factor = self.factorise() if factor is None else factor
         embedded = self._embedded(x, chunk)
-        return predictive((self.family.moments(factor, self.kernel, h) for h in embedded), self.noise)
+        return predictive((self.family.moments(factor, self.kernel, h) for h in embedded), self.noise, len(x))
 
     @torch.no_grad()
     def mean_weights(self, factor: Any = None) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,8 @@ class ParametricGP(nn.Module):
     ) -> np.ndarray:
         """The mean alone (Eqn meanfunc), in O(M) a row instead of O(M^2); shape (n,)."""
         points, alpha = self.mean_weights() if weights is None else weights
-        return _numpy([covariance_matvec(self.kernel, h, points, alpha) for h in self._embedded(x, chunk)])
+        parts = [covariance_matvec(self.kernel, h, points, alpha) for h in self._embedded(x, chunk)]
+        return torch.cat(parts).double().numpy(force=True)
 
     def _embedded(self, x: Tensor, chunk: int) -> Iterator[Tensor]:
         """The features of x in chunks, the feature module in eval mode."""
@@ -144,11 +145,12 @@ class Noise(nn.Module):
         return softplus(self.raw) + self.floor
 
 
-def predictive(parts: Iterable[Moments], noise: Tensor) -> PredictiveDistribution:
-    """The distribution of y (Eqn preddist2) from the moments of consecutive chunks of rows."""
-    mean, function_var = zip(*((q.mean, q.fvar) for q in parts), strict=True)
-    return PredictiveDistribution(_numpy(mean), _numpy(function_var), _numpy([noise.detach()[None]])[0])
-
-
-def _numpy(parts: Sequence[Tensor]) -> np.ndarray:
-    return torch.cat(list(parts)).double().cpu().numpy()
+def predictive(parts: Iterable[Moments], noise: Tensor, n: int) -> PredictiveDistribution:
+    """The distribution of y (Eqn preddist2) from the moments of consecutive chunks of n rows."""
+    mean, function_var = np.empty(n), np.empty(n)
+    start = 0
+    for q in parts:  # written into place, so that nothing small is left between the large blocks that are freed
+        rows = slice(start, start + len(q.mean))
+        mean[rows], function_var[rows] = q.mean.numpy(force=True), q.fvar.numpy(force=True)
+        start = rows.stop
+    return PredictiveDistribution(mean, function_var, noise.double().numpy(force=True))
