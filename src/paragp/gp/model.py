@@ -12,6 +12,7 @@ from torch.nn.functional import softplus
 
 from paragp.gp.families import Family
 from paragp.gp.kernels import covariance_matvec, prior_deviation
+from paragp.gp.linalg import keep_freed_memory
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
 
@@ -117,6 +118,7 @@ class ParametricGP(nn.Module):
             raise ValueError(
                 f"x holds {int((~torch.isfinite(x)).sum())} NaN or infinite values. Remove or impute them."
             )
+        keep_freed_memory()
         was_training = self.features.training
         self.features.eval()
         try:
