@@ -98,6 +98,11 @@ def test_unconverged_solve_says_so(monkeypatch):
         model.solve(rhs, model._preconditioner())
 
 
+def test_exact_refuses_other_columns_at_prediction():
+    with pytest.raises(ValueError, match=r"inputs of shape \(n, 2\)"):
+        gp().predict(torch.ones(3, 1, dtype=float64))
+
+
 def test_solver_is_chosen_by_rows_and_said(monkeypatch):
     assert gp().solver == "cholesky"
     monkeypatch.setattr(exact, "CONDITION_BY_CHOLESKY", 10)
@@ -168,7 +173,7 @@ def test_baselines_refuse_bad_rows(fit):
 
 def test_fitc_refuses_inducing_points_of_other_width():
     X, y = noisy_sine(20)
-    with pytest.raises(ValueError, match="have 2 inputs, the rows have"):
+    with pytest.raises(ValueError, match=r"inputs of shape \(n, 2\)"):
         fit_fitc("rbf", X, y, randn(3, 2))
 
 

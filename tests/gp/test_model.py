@@ -127,9 +127,9 @@ def test_prediction_is_the_same_in_any_chunks():
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.ones(4, 1, dtype=float64), r"have 2 inputs, the rows have \(1,\)"),
+        (torch.ones(4, 1, dtype=float64), r"Expected inputs of shape \(n, 2\) in torch\.float64, got shape \(4, 1\)"),
         (torch.ones(4, 2), r"in torch\.float64, got shape \(4, 2\) in torch\.float32"),
-        (torch.ones(4, dtype=float64), r"Expected inputs of shape \(n, d\)"),
+        (torch.ones(4, dtype=float64), r"Expected inputs of shape \(n, 2\)"),
         (torch.full((4, 2), torch.nan, dtype=float64), "x holds 8 NaN or infinite"),
     ],
 )
@@ -152,6 +152,17 @@ def test_bad_inputs_are_refused_at_prediction(x, message):
 def test_bad_inducing_points_are_refused(Z, Z_variance, message):
     with pytest.raises(ValueError, match=message):
         METHODS["ppgpr-mfd"].model("rbf", Z, Z_variance)
+
+
+def test_a_frozen_mean_still_moves_the_inducing_points():
+    """Gradients of Z must not depend on whether m' is trained too."""
+    data, gradients = random_data(), []
+    for frozen in (False, True):
+        model = random_model("svgp")
+        model.family.m.requires_grad_(not frozen)
+        q, _ = model(data.x)
+        gradients.append(torch.autograd.grad(q.mean.sum(), model.family.Z)[0])
+    torch.testing.assert_close(*gradients)
 
 
 def test_coupled_methods_refuse_a_second_set():

@@ -211,8 +211,8 @@ def test_chunks_change_neither_value_nor_gradient(name, weighted):
     [
         (Data(torch.ones(3, 2), torch.ones(3).double()), "y is torch.float64, x is torch.float32"),
         (Data(torch.ones(3, 2).int(), torch.ones(3)), "floating-point"),
-        (Data(torch.ones(3, 1), torch.ones(3)), "have 2 inputs"),
-        (Data(torch.ones(3, 2).double(), torch.ones(3).double()), "in torch.float32, got shape"),
+        (Data(torch.ones(3, 1), torch.ones(3)), r"inputs of shape \(n, 2\)"),
+        (Data(torch.ones(3, 2).double(), torch.ones(3).double()), r"in torch\.float32, got shape"),
         (Data(torch.ones(3), torch.ones(3)), r"x of shape \(N, d\)"),
         (Data(torch.ones(3, 2), torch.ones(4)), "one target per row"),
         (Data(torch.ones(0, 2), torch.ones(0)), "one target per row"),

@@ -35,6 +35,22 @@ def batches(data: Data, batch_size: int, generator: torch.Generator) -> Iterator
         yield shuffled.take(slice(i * N // count, (i + 1) * N // count))
 
 
+def check_inputs(x: Tensor, d: int, dtype: torch.dtype) -> None:
+    """Refuse inputs that are not (n, d) in the model's precision."""
+    if x.ndim != 2 or x.shape[1] != d or x.dtype != dtype:
+        raise ValueError(
+            f"Expected inputs of shape (n, {d}) in {dtype}, got shape {tuple(x.shape)} in {x.dtype}. Pass the columns "
+            "the model was made for, in its precision."
+        )
+
+
+def check_finite(column: Tensor, name: str) -> None:
+    """Refuse NaN and infinity, and count them."""
+    if not bool(torch.isfinite(column).all()):
+        bad = int((~torch.isfinite(column)).sum())
+        raise ValueError(f"{name} holds {bad} NaN or infinite values. Remove or impute them.")
+
+
 def checked(data: Data) -> Data:
     """The data, or an error that says what is wrong with it."""
     x, y, weights = data
@@ -47,9 +63,7 @@ def checked(data: Data) -> Data:
             continue
         if column.dtype != x.dtype or not column.is_floating_point():
             raise ValueError(f"{name} is {column.dtype}, x is {x.dtype}. Pass all in one floating-point precision.")
-        if not bool(torch.isfinite(column).all()):
-            bad = int((~torch.isfinite(column)).sum())
-            raise ValueError(f"{name} holds {bad} NaN or infinite values. Remove or impute them.")
+        check_finite(column, name)
     if weights is not None and (weights.shape != y.shape or bool((weights < 0).any()) or not weights.sum() > 0):
         raise ValueError("weights must be one non-negative number per row, not all zero.")
     return data

@@ -18,7 +18,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from paragp.data.rows import Data, checked
+from paragp.data.rows import Data, check_finite, check_inputs, checked
 from paragp.gp.covariances import Dense
 from paragp.gp.families import Coupled
 from paragp.gp.kernels import covariance, kernel_name, make_kernel, prior_deviation, prior_variance
@@ -102,6 +102,8 @@ class ExactGP(nn.Module):
     @torch.no_grad()
     def predict(self, x: Tensor, *, factor: Factor | None = None, chunk: int = 512) -> PredictiveDistribution:
         """The exact posterior predictive distribution at x (n, d), in chunks of rows."""
+        check_inputs(x, self.X.shape[1], self.X.dtype)
+        check_finite(x, "x")
         factor = self.factorise() if factor is None else factor
         return predictive((self._moments(rows, factor) for rows in x.split(chunk)), self.noise, len(x))
 
@@ -109,7 +111,8 @@ class ExactGP(nn.Module):
         K_Nb = covariance(self.kernel, self.X, x)  # (N, b)
         if factor.precondition is not None:
             explained = (K_Nb * self.solve(K_Nb, factor.precondition)).sum(0)
-        elif factor.L is not None:
+        else:
+            assert factor.L is not None
             explained = _forward_solve(factor.L, K_Nb).square().sum(0)
         fvar = (prior_variance(self.kernel, x) - explained).clamp_min(0)
         return Moments(K_Nb.T @ factor.alpha, fvar, torch.zeros_like(fvar))

@@ -109,9 +109,8 @@ def unwhitened_weights(K: Tensor, m: Tensor, *, jitter: float | None = None, nam
 def project(W: Tensor, K_Mb: Tensor, k_diag: Tensor, *, m: Tensor | None = None, s: Tensor | None = None) -> Projection:
     """The whitened projection of a batch and its sums over inducing points; variances are never negative."""
     A = whiten(W, K_Mb)  # (M, b)
-    zero = torch.zeros_like(W[0])
-    ones = torch.ones_like(zero)
-    mean, norms = _Sums.apply(A, zero if m is None else m, torch.stack([ones, zero if s is None else s.square()]))
+    ones = torch.ones_like(W[0])
+    mean, norms = _Sums.apply(A, m, torch.stack([ones, 0 * ones if s is None else s.square()]))
     return Projection(A, (k_diag - norms[0]).clamp_min(0), mean, norms[1])
 
 
@@ -168,7 +167,8 @@ class _UnwhitenedWeights(torch.autograd.Function):
     """(K, m) -> alpha = Lam^-T m, Lam Lam^T = K + jitter.
 
     With cotangent g and g_m = W g: <g, dW^T m> = -<m g_m^T, Phi(W dK W^T)>, so that K receives
-    -W^T Phi(m g_m^T) W. The rows of Phi(u v^T) W are running sums, u_i (sum_{j <= i} v_j W_j - v_i W_i / 2): no M^3.
+    -W^T Phi(m g_m^T) W. The rows of Phi(u v^T) W are running sums, u_i (sum_{j <= i} v_j W_j - v_i W_i / 2), so that
+    this first of the two products costs M^2.
     """
 
     @staticmethod
@@ -199,22 +199,22 @@ def _pull_back(W: Tensor, Phi_W: Tensor, jitter: float) -> Tensor:
 
 
 class _Sums(torch.autograd.Function):
-    """(A, v, U) -> v^T A and U A^2 (of the entries) for A (M, b), v (M,) and U (r, M); shapes (b,) and (r, b).
+    """(A, v, U) -> v^T A and U A^2 (of the entries) for A (M, b), v (M,) or None and U (r, M); shapes (b,) and (r, b).
 
     Backward: g_A = 2 (U^T g_U) * A + v g_v^T, built in place in one M x b matrix.
     """
 
     @staticmethod
-    def forward(ctx: Any, A: Tensor, v: Tensor, U: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, A: Tensor, v: Tensor | None, U: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(A, v, U)
-        return v @ A, U @ A.square()
+        return A.new_zeros(A.shape[1]) if v is None else v @ A, U @ A.square()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_v: Tensor, g_U: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         A, v, U = ctx.saved_tensors
         g_A = (U.T @ (2 * g_U)).mul_(A)
-        if ctx.needs_input_grad[1]:
+        if v is not None:
             g_A.addr_(v, g_v)
         return (
             g_A,

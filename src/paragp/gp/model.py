@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from paragp.data.rows import check_finite, check_inputs
 from paragp.gp.families import Family
 from paragp.gp.kernels import covariance_matvec, prior_deviation
 from paragp.gp.linalg import keep_freed_memory
@@ -69,18 +70,8 @@ class ParametricGP(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """The features of x (b, d), checked to be what the kernel takes; shape (b, p)."""
-        Z = self.family.Z
-        if x.ndim != 2 or x.dtype != Z.dtype:
-            raise ValueError(
-                f"Expected inputs of shape (n, d) in {Z.dtype}, got shape {tuple(x.shape)} in {x.dtype}. "
-                "Convert them, or the model with model.to(dtype)."
-            )
         h = self.features(x)
-        if h.shape != (len(x), Z.shape[1]):
-            raise ValueError(
-                f"The kernel and the inducing points have {Z.shape[1]} inputs, the rows have {tuple(h.shape[1:])} "
-                f"({'after' if h is not x else 'there is no'} feature module). Pass the columns the model was made for."
-            )
+        check_inputs(h, self.family.Z.shape[1], self.family.Z.dtype)
         return h
 
     def forward(self, x: Tensor) -> tuple[Moments, Tensor]:
@@ -118,6 +109,7 @@ class ParametricGP(nn.Module):
             raise ValueError(
                 f"x holds {int((~torch.isfinite(x)).sum())} NaN or infinite values. Remove or impute them."
             )
+        check_finite(x, "x")
         keep_freed_memory()
         was_training = self.features.training
         self.features.eval()
