@@ -1,4 +1,4 @@
-"""The benchmarks run and keep their contract on tiny sizes."""
+"""The benchmarks run and keep their contract on tiny sizes; the README quotes what they measured."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 
 def run(*words):
@@ -41,3 +42,11 @@ def test_predict_keeps_its_contract():
     (row,) = run("predict.py", *words.split())["rows"]
     assert row["ratio"] == pytest.approx(row["ours_rows_per_s"] / row["gpytorch_rows_per_s"])
     assert row["mean_alone_rows_per_s"] > 0
+
+
+def test_the_readme_quotes_the_stored_results():
+    import table
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert table.step_table() in readme
+    assert table.predict_table() in readme
