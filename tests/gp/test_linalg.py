@@ -10,16 +10,21 @@ from paragp.gp.linalg import (
     JitterWarning,
     NotPositiveDefiniteError,
     cholesky,
+    dense_form,
+    dense_moments,
     inverse_cholesky,
     lower_matmul,
     lower_of_product,
     lower_transposed_matmul,
-    project,
+    moments,
+    rooted_moments,
     triangular_inverse,
+    unwhiten,
     unwhitened_weights,
     whiten,
 )
 from paragp.gp.methods import METHODS
+from paragp.gp.moments import Moments
 
 from cases import float64, generator, randn
 
@@ -70,27 +75,36 @@ def test_a_model_names_its_kernel_when_it_fails():
 
 def test_rounding_never_makes_a_variance_negative():
     """What the projection explains may exceed the prior in the last digit; nothing is left then, not less."""
-    W, K_Mb = torch.eye(2), torch.tensor([[0.8, 0.1], [0.6, 0.2]])
-    _, ktilde, _, _ = project(W, K_Mb, k_diag=torch.tensor([1.0 - 1e-6, 1.0]))
-    torch.testing.assert_close(ktilde, torch.tensor([0.0, 0.95]))
+    W, K_Mb, k_diag = torch.eye(2), torch.tensor([[0.8, 0.1], [0.6, 0.2]]), torch.tensor([1.0 - 1e-6, 1.0])
+    L = 1e-4 * torch.eye(2)
+    for q in (
+        moments(W, K_Mb, k_diag),
+        dense_moments(W, dense_form(W, L), K_Mb, k_diag),
+        dense_moments(W, (1 + 1e-6) * dense_form(W, L), K_Mb, k_diag),  # rounded the wrong way
+        rooted_moments(W, L, K_Mb, k_diag),
+    ):
+        torch.testing.assert_close(q.ktilde, torch.tensor([0.0, 0.95]))
+        assert (q.svar >= 0).all()
 
 
 # --- the hand-written backward against plain autograd through torch's own Cholesky and solves ---
 def plain(K, K_Mb, m):
     Lam = torch.linalg.cholesky(K + 1e-6 * K.diagonal().mean() * torch.eye(len(K), dtype=K.dtype))
     A = torch.linalg.solve_triangular(Lam, K_Mb, upper=False)
-    return A, torch.linalg.solve_triangular(Lam.T, m[:, None], upper=True)[:, 0]
+    w = torch.linalg.solve_triangular(Lam.T, m[:, None], upper=True)[:, 0]
+    return A, w, w
 
 
 def by_hand(K, K_Mb, m):
-    return whiten(inverse_cholesky(K), K_Mb), unwhitened_weights(K, m)
+    W = inverse_cholesky(K)
+    return whiten(W, K_Mb), unwhitened_weights(K, m), unwhiten(W, m)
 
 
 @pytest.mark.parametrize("M", [1, 3, 11, 150])
 def test_whitening_equals_its_plain_twin_in_value_and_gradient(M):
     root = randn(M, M + 5)
     inputs = [t.requires_grad_() for t in (root @ root.T / M, randn(M, 7, seed=1), randn(M, seed=2))]
-    weights = randn(M, 7, seed=3), randn(M, seed=4)
+    weights = randn(M, 7, seed=3), randn(M, seed=4), randn(M, seed=5)
     results = []
     for twin in (plain, by_hand):
         outputs = twin(*inputs)
@@ -110,19 +124,79 @@ def test_whitening_gradcheck():
     assert torch.autograd.gradcheck(value, [t.requires_grad_() for t in (root, randn(4, 3, seed=1), randn(4, seed=2))])
 
 
-def test_projections_sums_equal_their_plain_twin_in_value_and_gradient():
-    inputs = [t.requires_grad_() for t in (randn(4, 4).tril(), randn(4, 6, seed=1), randn(4, seed=2), randn(4, seed=3))]
-    k_diag, weights = 50 + randn(6, seed=4), [randn(6, seed=i) for i in (5, 6, 7)]
-    W, K_Mb, m, s = inputs
-    A = W.detach() @ K_Mb
-    plainly = k_diag - A.square().sum(0), m @ A, (s[:, None] * A).square().sum(0)
-    _, *ours = project(W.detach(), K_Mb, k_diag, m=m, s=s)
-    gradients = []
-    for outputs in (plainly, ours):
-        loss = sum((w * torch.sin(out)).sum() for w, out in zip(weights, outputs, strict=True))
-        gradients.append(torch.autograd.grad(loss, [K_Mb, m, s]))
-    for theirs, mine in zip([*plainly, *gradients[0]], [*ours, *gradients[1]], strict=True):
-        torch.testing.assert_close(mine, theirs)
+def plain_moments(form, K, K_Mb, k_diag, m, S):
+    Lam = torch.linalg.cholesky(K + 1e-6 * K.diagonal().mean() * torch.eye(len(K), dtype=K.dtype))
+    A = torch.linalg.solve_triangular(Lam, K_Mb, upper=False)
+    root = {"zero": lambda: 0 * A, "diagonal": lambda: S.diagonal()[:, None] * A, "dense": lambda: S.tril().T @ A}
+    return A.T @ m, k_diag - A.square().sum(0), root[form]().square().sum(0)
+
+
+def moments_by_hand(form, K, K_Mb, k_diag, m, S):
+    W = inverse_cholesky(K)
+    w = unwhiten(W, m)
+    if form == "dense":
+        return dense_moments(W, dense_form(W, S.tril()), K_Mb, k_diag, w=w)
+    return moments(W, K_Mb, k_diag, w=w, s=S.diagonal() if form == "diagonal" else None)
+
+
+# Either the objective sees ktilde and svar apart, or their sum alone: then dense moments take a shorter way back.
+LOSSES = {
+    "apart": lambda mean, ktilde, svar: (torch.sin(mean) + ktilde * svar.cos() + torch.sin(svar)).sum(),
+    "sum": lambda mean, ktilde, svar: (torch.sin(mean) + (ktilde + svar).cos()).sum(),
+}
+
+
+def moments_inputs(M, b=7):
+    root = randn(M, M + 5)
+    K_Mb, k_diag, m = 0.1 * randn(M, b, seed=1), 200 + randn(b, seed=2), randn(M, seed=3)
+    return [t.requires_grad_() for t in (root @ root.T / M, K_Mb, k_diag, m, randn(M, M, seed=4) / M**0.5)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("form", ["zero", "diagonal", "dense"])
+@pytest.mark.parametrize("M", [1, 3, 11, 150])
+def test_moments_equal_their_plain_twin_in_value_and_gradient(M, form, loss):
+    inputs = moments_inputs(M)
+    results = []
+    for twin in (plain_moments, moments_by_hand):
+        outputs = twin(form, *inputs)
+        g_K, *others = torch.autograd.grad(LOSSES[loss](*outputs), inputs, materialize_grads=True)
+        results.append([*outputs, g_K + g_K.T, *others])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("frozen", range(5))
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("form", ["diagonal", "dense"])
+def test_freezing_one_input_leaves_the_gradient_of_the_others(form, loss, frozen):
+    inputs = moments_inputs(6)
+    whole = torch.autograd.grad(LOSSES[loss](*moments_by_hand(form, *inputs)), inputs)
+    inputs[frozen].requires_grad_(False)
+    others = [t for t in inputs if t.requires_grad]
+    partial = torch.autograd.grad(LOSSES[loss](*moments_by_hand(form, *inputs)), others)
+    for ours, expected in zip(partial, [g for i, g in enumerate(whole) if i != frozen], strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("form", ["zero", "diagonal", "dense"])
+def test_moments_gradcheck(form):
+    R = randn(4, 6)
+    _, K_Mb, k_diag, m, S = moments_inputs(4, b=3)
+
+    def value(R, *inputs):
+        return tuple(moments_by_hand(form, R @ R.T, *inputs))
+
+    assert torch.autograd.gradcheck(value, [R.requires_grad_(), K_Mb, k_diag, m, S])
+
+
+def test_moments_of_a_prediction_equal_those_of_training():
+    _, K_Mb, k_diag, m, S = (t.detach() for t in moments_inputs(9))
+    W, L = randn(9, 9, seed=5).tril() / 9 + torch.eye(9, dtype=float64), S.tril()
+    for ours, expected in zip(
+        rooted_moments(W, L, K_Mb, k_diag, w=m), dense_moments(W, dense_form(W, L), K_Mb, k_diag, w=m), strict=True
+    ):
+        torch.testing.assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("M", [1, 2, 3, 5, 130, 257])
@@ -132,6 +206,7 @@ def test_triangular_products_and_inverse(M):
     torch.testing.assert_close(lower_matmul(L, L, lower=True), L @ L)
     torch.testing.assert_close(lower_transposed_matmul(L, X), L.T @ X)
     torch.testing.assert_close(lower_of_product(X, X.T), (X @ X.T).tril())
+    torch.testing.assert_close(lower_of_product(L, L.T, triangular=True), (L @ L.T).tril())
     torch.testing.assert_close(triangular_inverse(L) @ L, torch.eye(M, dtype=float64))
 
 
@@ -159,9 +234,14 @@ def test_float32_moments_agree_with_float64(name, kernel, lengthscale):
             for i, parameter in enumerate([model.family.m, *model.family.S.parameters()]):
                 parameter.copy_(randn(*parameter.shape, seed=i) / parameter.shape[-1] ** 0.5)
             results[dtype], _ = model(x.to(dtype))
-    single, double = results[torch.float32], results[torch.float64]
-    for part in ("mean", "ktilde", "svar"):
-        error = (getattr(single, part).double() - getattr(double, part)).abs().max()
-        assert error <= 1e-3 * max(1.0, float(getattr(double, part).abs().max())), part
-    assert (single.ktilde >= 0).all()
-    assert (single.svar >= 0).all()
+        results[dtype, "training"] = Moments(*(part.detach() for part in model(x.to(dtype))[0]))
+    for single, double in (
+        (results[torch.float32], results[torch.float64]),
+        (results[torch.float32, "training"], results[torch.float64, "training"]),
+        (results[torch.float64, "training"], results[torch.float64]),
+    ):
+        for part in ("mean", "ktilde", "svar"):
+            error = (getattr(single, part).double() - getattr(double, part)).abs().max()
+            assert error <= 1e-3 * max(1.0, float(getattr(double, part).abs().max())), part
+        assert (single.ktilde >= 0).all()
+        assert (single.svar >= 0).all()

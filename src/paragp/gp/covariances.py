@@ -1,7 +1,7 @@
 """Forms of the whitened covariance S' of q(u') (last appendix of the paper).
 
-A covariance answers two questions: `variance(batch)`, the part A_i^T S' A_i of the function variance (Eqn fvar),
-and `kl()`, its share of the regulariser. `factor()` is a square root L with L L^T = S'.
+A covariance answers two questions: `moments(...)` of a batch, with the part A_i^T S' A_i of the function variance
+(Eqn fvar), and `kl()`, its share of the regulariser. `factor()` is a square root L with L L^T = S'.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from paragp.gp.linalg import LowerTransposedMatmul, Projection
+from paragp.gp.linalg import dense_form, dense_moments, moments, rooted_moments
+from paragp.gp.moments import Moments
 
 INITIAL_SCALE = 1.0  # assumed: S' starts at the prior's I, as in GPyTorch, where the paper's runs were made
 
@@ -21,13 +22,13 @@ class Covariance(nn.Module, ABC):
     def factor(self) -> Tensor:
         """A square root L of S', shape (M, M)."""
 
-    def diagonal_root(self) -> Tensor | None:
-        """The square root s of a diagonal S' = diag(s^2), shape (M,); None for other forms."""
+    def form(self, W: Tensor) -> Tensor | None:
+        """What `moments` needs beside W = Lam^-1, the same for all batches."""
         return None
 
     @abstractmethod
-    def variance(self, batch: Projection) -> Tensor:
-        """A_i^T S' A_i for the columns of A (M, b), a sum of squares and never negative; shape (b,)."""
+    def moments(self, W: Tensor, E: Tensor | None, K_Mb: Tensor, k_diag: Tensor, w: Tensor | None) -> Moments:
+        """Mean K_bM w (zero without w), ktilde and svar of a batch; E = form(W). Variances are never negative."""
 
     @abstractmethod
     def kl(self) -> Tensor:
@@ -47,8 +48,8 @@ class Zero(Covariance):
     def factor(self) -> Tensor:
         return self.zero.new_zeros(self.M, self.M)
 
-    def variance(self, batch: Projection) -> Tensor:
-        return torch.zeros_like(batch.ktilde)
+    def moments(self, W: Tensor, E: Tensor | None, K_Mb: Tensor, k_diag: Tensor, w: Tensor | None) -> Moments:
+        return moments(W, K_Mb, k_diag, w=w)
 
     def kl(self) -> Tensor:
         return self.zero
@@ -68,11 +69,8 @@ class Diagonal(Covariance):
     def factor(self) -> Tensor:
         return self.s.diag()
 
-    def diagonal_root(self) -> Tensor:
-        return self.s
-
-    def variance(self, batch: Projection) -> Tensor:
-        return batch.diagonal
+    def moments(self, W: Tensor, E: Tensor | None, K_Mb: Tensor, k_diag: Tensor, w: Tensor | None) -> Moments:
+        return moments(W, K_Mb, k_diag, w=w, s=self.s)
 
     def kl(self) -> Tensor:
         return 0.5 * (self.s.square().sum() - len(self.s)) - _log_abs(self.s).sum()
@@ -92,8 +90,14 @@ class Dense(Covariance):
     def factor(self) -> Tensor:
         return self.L.tril()
 
-    def variance(self, batch: Projection) -> Tensor:
-        return LowerTransposedMatmul.apply(self.factor(), batch.A).square().sum(0)
+    def form(self, W: Tensor) -> Tensor | None:
+        """W^T (S' - I) for training, where it saves products; None for prediction, where squares are more accurate."""
+        return dense_form(W, self.factor()) if torch.is_grad_enabled() else None
+
+    def moments(self, W: Tensor, E: Tensor | None, K_Mb: Tensor, k_diag: Tensor, w: Tensor | None) -> Moments:
+        if E is not None:
+            return dense_moments(W, E, K_Mb, k_diag, w=w)
+        return rooted_moments(W, self.factor(), K_Mb, k_diag, w=w)
 
     def kl(self) -> Tensor:
         L = self.factor()

@@ -22,7 +22,7 @@ from paragp.data.rows import Data, check_finite, check_inputs, checked
 from paragp.gp.covariances import Dense
 from paragp.gp.families import Coupled
 from paragp.gp.kernels import covariance, kernel_name, make_kernel, prior_deviation, prior_variance
-from paragp.gp.linalg import NotPositiveDefiniteError, Projection, cholesky, project
+from paragp.gp.linalg import NotPositiveDefiniteError, cholesky, whiten
 from paragp.gp.model import CHUNK, INITIAL_NOISE, Noise, ParametricGP, predictive
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
@@ -254,14 +254,13 @@ def optimal_q(A: Tensor, y: Tensor, var: Tensor) -> Posterior:
     return Posterior(m, cholesky(S, jitter=0.0, name="covariance of q(u)"))
 
 
-def fitc_log_marginal(projection: Projection, y: Tensor, noise: Tensor) -> Tensor:
-    """log N(y | 0, A^T A + diag(ktilde) + sigma_obs^2 I) (Eqn fitcmarg) in O(N M^2), a scalar.
+def fitc_log_marginal(A: Tensor, var: Tensor, y: Tensor) -> Tensor:
+    """log N(y | 0, A^T A + diag(var)), var = ktilde + sigma_obs^2 (Eqn fitcmarg), in O(N M^2); a scalar.
 
-    With D = ktilde + sigma_obs^2, the matrix determinant lemma and Woodbury on R R^T = I + A D^-1 A^T.
+    The matrix determinant lemma and Woodbury on R R^T = I + A diag(1/var) A^T.
     """
-    var = projection.ktilde + noise  # (N,)
-    R = _precision_factor(projection.A, var)
-    fitted = _forward_solve(R, (projection.A @ (y / var))[:, None])  # (M, 1)
+    R = _precision_factor(A, var)
+    fitted = _forward_solve(R, (A @ (y / var))[:, None])  # (M, 1)
     quadratic = (y.square() / var).sum() - fitted.square().sum()
     log_det = var.log().sum() + 2 * R.diagonal().log().sum()
     return -0.5 * (quadratic + log_det + len(y) * math.log(2 * math.pi))
@@ -292,20 +291,22 @@ def fit_fitc(
     model = ParametricGP(make_kernel(kernel, X.shape[1]), Coupled(Z, Dense), noise=noise)
     model.embed(X[:1])  # the inducing points must have the rows' inputs and precision
 
-    def projection() -> Projection:
-        W = model.factorise().W
-        return project(W, covariance(model.kernel, model.family.Z, X), prior_variance(model.kernel, X))
+    def projection() -> tuple[Tensor, Tensor]:
+        W = model.family.whitener(model.kernel, model.family.Z)
+        A = whiten(W, covariance(model.kernel, model.family.Z, X))  # (M, N)
+        ktilde = (prior_variance(model.kernel, X) - A.square().sum(0)).clamp_min(0)  # (N,)
+        return A, ktilde + model.noise
 
     def log_marginal() -> Tensor:
-        return fitc_log_marginal(projection(), y, model.noise)
+        return fitc_log_marginal(*projection(), y)
 
     q_parameters = [model.family.m, *model.family.S.parameters()]  # solved for, not searched
     for parameter in q_parameters:
         parameter.requires_grad_(False)
     maximise(model, log_marginal, iterations, progress)
     with torch.no_grad():
-        batch = projection()
-        q = optimal_q(batch.A, y, batch.ktilde + model.noise)
+        A, var = projection()
+        q = optimal_q(A, y, var)
         for parameter, value in zip(q_parameters, q, strict=True):
             parameter.copy_(value).requires_grad_(True)
     return model

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paragp.gp.covariances import Covariance
 from paragp.gp.kernels import covariance, covariance_matvec, kernel_name, prior_variance
-from paragp.gp.linalg import Projection, inverse_cholesky, project, unwhitened_weights, whiten
+from paragp.gp.linalg import inverse_cholesky, unwhiten, unwhitened_weights, whiten
 from paragp.gp.moments import Moments
 
 
@@ -43,15 +43,10 @@ class Family(nn.Module, ABC):
         """The regulariser |m'|^2 / 2 + KL(N(0, S') || N(0, I)), a scalar."""
         return 0.5 * self.m.square().sum() + self.S.kl()
 
-    def _whitener(self, kernel: Kernel, Z: Tensor) -> Tensor:
+    def whitener(self, kernel: Kernel, Z: Tensor) -> Tensor:
         """W = Lam^-1 with Lam Lam^T = k(Z, Z) + jitter, shape (M, M)."""
         K_MM = covariance(kernel, Z, Z)
         return inverse_cholesky(K_MM, jitter=self.jitter, name=f"K_MM of {kernel_name(kernel)}")
-
-    def _project(self, W: Tensor, kernel: Kernel, Z: Tensor, h: Tensor, m: Tensor | None = None) -> Projection:
-        """A = W k(Z, h) and what the moments need of it, all in one pass."""
-        k_diag = prior_variance(kernel, h)
-        return project(W, covariance(kernel, Z, h), k_diag, m=m, s=self.S.diagonal_root())
 
 
 class Coupled(Family):
@@ -66,6 +61,8 @@ class Coupled(Family):
 
     class Factor(NamedTuple):
         W: Tensor  # (M, M) = Lam^-1
+        E: Tensor | None  # what S' makes of W
+        w: Tensor  # (M,) = W^T m'
 
     def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
         super().__init__()
@@ -79,14 +76,14 @@ class Coupled(Family):
         self.S = covariance(len(Z)).to(Z)
 
     def factorise(self, kernel: Kernel) -> Factor:
-        return self.Factor(self._whitener(kernel, self.Z))
+        W = self.whitener(kernel, self.Z)
+        return self.Factor(W, self.S.form(W), unwhiten(W, self.m))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        batch = self._project(factor.W, kernel, self.Z, h, m=self.m)
-        return Moments(batch.mean, batch.ktilde, self.S.variance(batch))
+        return self.S.moments(factor.W, factor.E, covariance(kernel, self.Z, h), prior_variance(kernel, h), factor.w)
 
     def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
-        return self.Z, factor.W.T @ self.m
+        return self.Z, factor.w
 
 
 class TwoSets(Family, ABC):
@@ -116,6 +113,7 @@ class Decoupled(TwoSets):
     class Factor(NamedTuple):
         alpha: Tensor  # (M_mu,)
         W: Tensor  # (M_sigma, M_sigma) = Lam^-1 of the variance's points
+        E: Tensor | None  # what S' makes of W
 
     def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
         super().__init__(Z, covariance, Z_variance)
@@ -124,11 +122,13 @@ class Decoupled(TwoSets):
     def factorise(self, kernel: Kernel) -> Factor:
         K_mu = covariance(kernel, self.Z, self.Z)
         alpha = unwhitened_weights(K_mu, self.m, jitter=self.jitter, name=f"K_mu of {kernel_name(kernel)}")
-        return self.Factor(alpha, self._whitener(kernel, self.Z_variance))
+        W = self.whitener(kernel, self.Z_variance)
+        return self.Factor(alpha, W, self.S.form(W))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        batch = self._project(factor.W, kernel, self.Z_variance, h)
-        return Moments(covariance_matvec(kernel, h, self.Z, factor.alpha), batch.ktilde, self.S.variance(batch))
+        K_Mb, k_diag = covariance(kernel, self.Z_variance, h), prior_variance(kernel, h)
+        q = self.S.moments(factor.W, factor.E, K_Mb, k_diag, None)
+        return q._replace(mean=covariance_matvec(kernel, h, self.Z, factor.alpha))
 
     def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
         return self.Z, factor.alpha
@@ -150,7 +150,8 @@ class OrthogonallyDecoupled(TwoSets):
 
     class Factor(NamedTuple):
         W: Tensor  # (M_beta, M_beta) = Lam^-1
-        Ba: Tensor  # (M_beta,)
+        E: Tensor | None  # what S' makes of W
+        w: Tensor  # (M_beta,) = W^T (m' - B a)
         norm: Tensor  # () = a^T K_gamma a - |B a|^2
 
     def __init__(self, Z: Tensor, covariance: type[Covariance], Z_variance: Tensor | None = None) -> None:
@@ -159,18 +160,18 @@ class OrthogonallyDecoupled(TwoSets):
         self.a = nn.Parameter(Z.new_zeros(len(Z)))  # (M_gamma,)
 
     def factorise(self, kernel: Kernel) -> Factor:
-        W = self._whitener(kernel, self.Z_variance)
+        W = self.whitener(kernel, self.Z_variance)
         Ba = whiten(W, covariance_matvec(kernel, self.Z_variance, self.Z, self.a)[:, None])[:, 0]
         norm = self.a @ covariance_matvec(kernel, self.Z, self.Z, self.a) - Ba.square().sum()
-        return self.Factor(W, Ba, norm)
+        return self.Factor(W, self.S.form(W), unwhiten(W, self.m - Ba), norm)
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        batch = self._project(factor.W, kernel, self.Z_variance, h, m=self.m - factor.Ba)
-        mean = batch.mean + covariance_matvec(kernel, h, self.Z, self.a)
-        return Moments(mean, batch.ktilde, self.S.variance(batch))
+        K_Mb, k_diag = covariance(kernel, self.Z_variance, h), prior_variance(kernel, h)
+        q = self.S.moments(factor.W, factor.E, K_Mb, k_diag, factor.w)
+        return q._replace(mean=q.mean + covariance_matvec(kernel, h, self.Z, self.a))
 
     def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
-        return torch.cat([self.Z_variance, self.Z]), torch.cat([factor.W.T @ (self.m - factor.Ba), self.a])
+        return torch.cat([self.Z_variance, self.Z]), torch.cat([factor.w, self.a])
 
     def kl(self, factor: Factor) -> Tensor:
         return super().kl(factor) + 0.5 * factor.norm

@@ -1,11 +1,13 @@
-"""Factorising K_MM: one jitter policy, one helpful error, and the whitened projection of a batch."""
+"""Factorising K_MM: one jitter policy, one helpful error, and a batch's moments in whitened coordinates."""
 
 import warnings
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from paragp.gp.moments import Moments
 
 # Jitter is relative to the kernel's scale (the mean of the diagonal) and goes on K_MM alone: on the data's
 # diagonal it would inflate small predictive variances.
@@ -20,15 +22,6 @@ class JitterWarning(RuntimeWarning):
 
 class NotPositiveDefiniteError(ValueError):
     """A kernel matrix that no allowed jitter makes positive definite."""
-
-
-class Projection(NamedTuple):
-    """A batch in whitened coordinates."""
-
-    A: Tensor  # (M, b) = Lam^-1 K_Mb
-    ktilde: Tensor  # (b,) = k_ii - |A_i|^2
-    mean: Tensor  # (b,) = A^T m', zero without m'
-    diagonal: Tensor  # (b,) = A_i^T diag(s^2) A_i, zero without s
 
 
 def cholesky(K: Tensor, *, jitter: float | None = None, name: str = "kernel matrix") -> Tensor:
@@ -90,8 +83,8 @@ def _hopeless(K: Tensor, name: str, steps: list[float]) -> str:
 def inverse_cholesky(K: Tensor, *, jitter: float | None = None, name: str = "kernel matrix") -> Tensor:
     """W = Lam^-1 for the factor Lam of K, with the jitter policy of `cholesky`; shape (M, M), lower triangular.
 
-    W is made for `whiten`, which carries its gradient in a cheaper form (see `_InverseCholesky`); nothing else may be
-    differentiated through it.
+    W is made for the functions below, which carry its gradient in a cheaper form (see `_InverseCholesky`); nothing else
+    may be differentiated through it.
     """
     return _InverseCholesky.apply(K, jitter, name)
 
@@ -101,21 +94,40 @@ def whiten(W: Tensor, K: Tensor) -> Tensor:
     return _Whiten.apply(W, K)
 
 
+def unwhiten(W: Tensor, m: Tensor) -> Tensor:
+    """w = W^T m = Lam^-T m for m (M,): the mean A^T m of a batch is K_bM w."""
+    return _Unwhiten.apply(W, m)
+
+
 def unwhitened_weights(K: Tensor, m: Tensor, *, jitter: float | None = None, name: str = "kernel matrix") -> Tensor:
-    """alpha = Lam^-T m for the factor Lam of K and m (M,): K_bM alpha is the whitened mean A^T m."""
+    """Lam^-T m for the factor Lam of K and m (M,), where W is not wanted for anything else."""
     return _UnwhitenedWeights.apply(K, m, jitter, name)
 
 
-def project(W: Tensor, K_Mb: Tensor, k_diag: Tensor, *, m: Tensor | None = None, s: Tensor | None = None) -> Projection:
-    """The whitened projection of a batch and its sums over inducing points; variances are never negative."""
-    A = whiten(W, K_Mb)  # (M, b)
-    ones = torch.ones_like(W[0])
-    mean, norms = _Sums.apply(A, m, torch.stack([ones, 0 * ones if s is None else s.square()]))
-    return Projection(A, (k_diag - norms[0]).clamp_min(0), mean, norms[1])
+def dense_form(W: Tensor, L: Tensor) -> Tensor:
+    """E = W^T (L L^T - I) for a lower triangular L, made for `dense_moments` alone: only there it has a gradient."""
+    return _DenseForm.apply(W, L)
+
+
+def moments(W: Tensor, K_Mb: Tensor, k_diag: Tensor, *, w: Tensor | None = None, s: Tensor | None = None) -> Moments:
+    """Mean K_bM w, ktilde and svar of a batch for S' = diag(s^2); without w the mean is zero, without s svar is."""
+    return Moments(*_Moments.apply(W, K_Mb, k_diag, w, s))
+
+
+def dense_moments(W: Tensor, E: Tensor, K_Mb: Tensor, k_diag: Tensor, *, w: Tensor | None = None) -> Moments:
+    """As `moments`, for S' = L L^T and E = dense_form(W, L)."""
+    return Moments(*_DenseMoments.apply(W, E, K_Mb, k_diag, w))
+
+
+def rooted_moments(W: Tensor, L: Tensor, K_Mb: Tensor, k_diag: Tensor, *, w: Tensor | None = None) -> Moments:
+    """As `dense_moments`, without a gradient and as accurate as can be: svar is a sum of squares."""
+    A = lower_matmul(W, K_Mb)
+    svar = lower_transposed_matmul(L, A).square_().sum(0)
+    return Moments(_times(w, K_Mb), (k_diag - A.square_().sum(0)).clamp_min_(0), svar)
 
 
 # With Phi (lower triangle, halved diagonal) the factor of K moves by dLam = Lam Phi(W dK W^T), W = Lam^-1, so that
-# dW = -Phi(W dK W^T) W. All three functions below rest on this; `_pull_back` is its transpose.
+# dW = -Phi(W dK W^T) W. All functions below rest on this; `_pull_back` is its transpose.
 
 
 class _InverseCholesky(torch.autograd.Function):
@@ -125,7 +137,7 @@ class _InverseCholesky(torch.autograd.Function):
 
         <g_A, dW K_Mb> = -<g_A A^T, Phi(W dK W^T)> = -<W^T Phi(g_A A^T) W, dK>.
 
-    So `_Whiten` hands back P = Phi(g_A A^T), the lower half of one M x M x b product, instead of W's own cotangent
+    So what uses W hands back P = Phi(g_A A^T), the lower half of one M x M x b product, instead of W's own cotangent
     g_A K_Mb^T. Contributions of several batches add up, and this backward makes of their sum -W^T P W.
     """
 
@@ -156,11 +168,26 @@ class _Whiten(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_A: Tensor) -> tuple[Tensor | None, Tensor | None]:
         W, A = ctx.saved_tensors
-        P = None
-        if ctx.needs_input_grad[0]:
-            P = lower_of_product(g_A, A.T)
-            P.diagonal().mul_(0.5)  # Phi
-        return P, lower_transposed_matmul(W, g_A) if ctx.needs_input_grad[1] else None
+        return (
+            Phi_of_product(g_A, A.T) if ctx.needs_input_grad[0] else None,
+            lower_transposed_matmul(W, g_A) if ctx.needs_input_grad[1] else None,
+        )
+
+
+class _Unwhiten(torch.autograd.Function):
+    """(W, m) -> w = W^T m. Backward: with c = W g, <g, dW^T m> = -<m c^T, Phi(W dK W^T)>: P = Phi(m c^T), g_m = c."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, m: Tensor) -> Tensor:
+        ctx.save_for_backward(W, m)
+        return m @ W
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor]:
+        W, m = ctx.saved_tensors
+        c = W @ g
+        return Phi_of_product(m[:, None], c[None]) if ctx.needs_input_grad[0] else None, c
 
 
 class _UnwhitenedWeights(torch.autograd.Function):
@@ -198,44 +225,115 @@ def _pull_back(W: Tensor, Phi_W: Tensor, jitter: float) -> Tensor:
     return g_K
 
 
-class _Sums(torch.autograd.Function):
-    """(A, v, U) -> v^T A and U A^2 (of the entries) for A (M, b), v (M,) or None and U (r, M); shapes (b,) and (r, b).
+class _Moments(torch.autograd.Function):
+    """(W, K, k, w, s) -> w^T K, k - 1^T A^2, (s^2)^T A^2 with A = W K and squares of entries; shapes (b,).
 
-    Backward: g_A = 2 (U^T g_U) * A + v g_v^T, built in place in one M x b matrix.
+    Backward: g_A = 2 A * (s^2 g_svar^T - 1 g_ktilde^T), P = Phi(g_A A^T), g_K = W^T g_A + w g_mean^T.
+
+    Rounding may leave a variance just below zero. It becomes zero and keeps the gradient of what it stands for.
     """
 
     @staticmethod
-    def forward(ctx: Any, A: Tensor, v: Tensor | None, U: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(A, v, U)
-        return A.new_zeros(A.shape[1]) if v is None else v @ A, U @ A.square()
+    def forward(
+        ctx: Any, W: Tensor, K: Tensor, k: Tensor, w: Tensor | None, s: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        A = lower_matmul(W, K)
+        squares = A.square()
+        ones = torch.ones_like(W[0])
+        norms = torch.stack([ones, 0 * ones if s is None else s.square()]) @ squares
+        ctx.save_for_backward(W, K, A, squares if s is not None else None, w, s)
+        return _times(w, K), (k - norms[0]).clamp_min_(0), norms[1]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_v: Tensor, g_U: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        A, v, U = ctx.saved_tensors
-        g_A = (U.T @ (2 * g_U)).mul_(A)
-        if v is not None:
-            g_A.addr_(v, g_v)
+    def backward(ctx: Any, g_mean: Tensor, g_ktilde: Tensor, g_svar: Tensor) -> tuple[Tensor | None, ...]:
+        W, K, A, squares, w, s = ctx.saved_tensors
+        needs_W, needs_K, _, needs_w, needs_s = ctx.needs_input_grad
+        P = g_K = None
+        if needs_W or needs_K:
+            left = torch.ones_like(W[0])[:, None] if s is None else torch.stack([torch.ones_like(s), -s.square()], 1)
+            right = g_ktilde[None] if s is None else torch.stack([g_ktilde, g_svar])
+            g_A = (left @ (-2 * right)).mul_(A)
+            P = Phi_of_product(g_A, A.T) if needs_W else None
+            g_K = _add_outer(lower_transposed_matmul(W, g_A), w, g_mean) if needs_K else None
+        return P, g_K, g_ktilde, K @ g_mean if needs_w else None, 2 * s * (squares @ g_svar) if needs_s else None
+
+
+class _DenseForm(torch.autograd.Function):
+    """(W, L) -> E = W^T Q with Q = L L^T - I.
+
+    What is made of E is the form A^T Q A of whitened batches A, and `_DenseMoments` hands back the cotangent of Q,
+    the symmetric T = A diag(g) A^T, of which it fills the lower triangle. From <T, dQ> and, as in `_InverseCholesky`,
+    2 <Q A diag(g), dA> = -<2 Q T, Phi(W dK W^T)>, summed over all batches: P = Phi(2 Q T) and g_L = tril(2 T L).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, L: Tensor) -> Tensor:
+        Q = _symmetric(lower_of_product(L, L.T, triangular=True))
+        Q.diagonal().sub_(1)
+        ctx.save_for_backward(Q, L)
+        return lower_transposed_matmul(W, Q)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, lower_T: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        Q, L = ctx.saved_tensors
+        twice_T = _symmetric(2 * lower_T)
         return (
-            g_A,
-            A @ g_v if ctx.needs_input_grad[1] else None,
-            g_U @ A.square().T if ctx.needs_input_grad[2] else None,
+            Phi_of_product(Q, twice_T) if ctx.needs_input_grad[0] else None,
+            lower_of_product(twice_T, L) if ctx.needs_input_grad[1] else None,
         )
 
 
-class LowerTransposedMatmul(torch.autograd.Function):
-    """(L, X) -> L^T X for a lower triangular L. Backward: g_X = L g and the lower triangle of g_L = X g^T."""
+class _DenseMoments(torch.autograd.Function):
+    """(W, E, K, k, w) -> w^T K, k - |A|^2, |A|^2 + A^T Q A with A = W K, E = W^T Q, Q = S' - I; shapes (b,).
+
+    With Y = E A the form is A^T Q A = K^T Y (columns paired), and its gradient in K is 2 Y diag(g): no further product.
+    It receives g_svar, and |A|^2 receives g_svar - g_ktilde, which is zero for every objective that depends on the sum
+    of the two alone; all but VFITC do, so that their W is reached through E only. What is left is three products of
+    size M x M x b where a square root of S' takes six. Rounding is treated as in `_Moments`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, L: Tensor, X: Tensor) -> Tensor:
-        ctx.save_for_backward(L, X)
-        return lower_transposed_matmul(L, X)
+    def forward(
+        ctx: Any, W: Tensor, E: Tensor, K: Tensor, k: Tensor, w: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        A = lower_matmul(W, K)
+        Y = E @ A
+        buffer, ones = A.square(), torch.ones_like(W[0])
+        norm = ones @ buffer
+        form = ones @ torch.mul(K, Y, out=buffer)
+        ctx.save_for_backward(W, K, A, Y, w)
+        return _times(w, K), (k - norm).clamp_min_(0), (norm + form).clamp_min_(0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        L, X = ctx.saved_tensors
-        return lower_of_product(X, g.T), lower_matmul(L, g)
+    def backward(ctx: Any, g_mean: Tensor, g_ktilde: Tensor, g_svar: Tensor) -> tuple[Tensor | None, ...]:
+        W, K, A, Y, w = ctx.saved_tensors
+        needs_W, needs_E, needs_K, _, needs_w = ctx.needs_input_grad
+        P = g_K = None
+        T = lower_of_product(A * g_svar, A.T) if needs_E else None
+        if needs_K:
+            g_K = _add_outer(Y * (2 * g_svar), w, g_mean)
+        g_norm = g_svar - g_ktilde
+        if (needs_W or needs_K) and bool(g_norm.any()):
+            g_A = A * (2 * g_norm)
+            P = Phi_of_product(g_A, A.T) if needs_W else None
+            g_K = None if g_K is None else g_K.add_(lower_transposed_matmul(W, g_A))
+        return P, T, g_K, g_ktilde, K @ g_mean if needs_w else None
+
+
+def _times(w: Tensor | None, K: Tensor) -> Tensor:
+    return K.new_zeros(K.shape[1]) if w is None else w @ K
+
+
+def _add_outer(g_K: Tensor, w: Tensor | None, g_mean: Tensor) -> Tensor:
+    return g_K if w is None else g_K.addr_(w, g_mean)
+
+
+def _symmetric(lower: Tensor) -> Tensor:
+    """The symmetric matrix with this lower triangle, in place."""
+    return lower.add_(lower.tril(-1).T)
 
 
 def keep_freed_memory() -> None:
@@ -250,7 +348,7 @@ def keep_freed_memory() -> None:
 
 # --- products with triangles, by blocks of rows: what is known to be zero is not multiplied ---
 
-BLOCKS = 4
+BLOCKS = 5
 
 
 def lower_matmul(L: Tensor, X: Tensor, *, lower: bool = False) -> Tensor:
@@ -270,12 +368,20 @@ def lower_transposed_matmul(L: Tensor, X: Tensor) -> Tensor:
     return out
 
 
-def lower_of_product(X: Tensor, Y: Tensor) -> Tensor:
-    """The lower triangle of X Y for X (M, b) and Y (b, M), zero above the diagonal."""
+def lower_of_product(X: Tensor, Y: Tensor, *, triangular: bool = False) -> Tensor:
+    """The lower triangle of X Y for X (M, b) and Y (b, M), zero above the diagonal; `triangular`: X is lower too."""
     out = X.new_zeros(len(X), len(X))
     for start, end in _blocks(len(X)):
-        torch.mm(X[start:end], Y[:, :end], out=out[start:end, :end])
+        inner = slice(end if triangular else None)
+        torch.mm(X[start:end, inner], Y[inner, :end], out=out[start:end, :end])
         out[start:end, start:end].tril_()
+    return out
+
+
+def Phi_of_product(X: Tensor, Y: Tensor) -> Tensor:
+    """Phi(X Y): the lower triangle with its diagonal halved."""
+    out = lower_of_product(X, Y)
+    out.diagonal().mul_(0.5)
     return out
 
 

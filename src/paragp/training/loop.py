@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paragp.data.rows import Data, batches, checked
-from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory
+from paragp.gp.linalg import NotPositiveDefiniteError
 from paragp.gp.model import ParametricGP
 from paragp.gp.objectives import Objective
 from paragp.training.step import backward
@@ -98,7 +98,6 @@ def fit(
     history: list[Epoch] = []
     start = time.perf_counter()
 
-    keep_freed_memory()
     model.train()
     with _Guard(model, history) as guard:
         for epoch in range(1, config.epochs + 1):

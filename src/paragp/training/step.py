@@ -1,12 +1,14 @@
 """One mini-batch of Algorithm 1: the estimate and its gradient."""
 
 import torch
+from torch import Tensor
 
 from paragp.data.rows import Data
+from paragp.gp.linalg import keep_freed_memory
 from paragp.gp.model import ParametricGP
 from paragp.gp.objectives import Objective, estimate
 
-CHUNK = 1000  # rows taken through forward and backward together: their M x b matrices stay in the processor's cache
+CHUNK = 2000  # rows taken through forward and backward together: their M x b matrices stay near the processor
 
 
 def backward(
@@ -20,12 +22,12 @@ def backward(
     go forward and backward chunk by chunk, and what they sent to the shared parts goes backward once at the end.
     Size-weighted chunk estimates add up to the batch's, so a chunk changes memory and time but not the result.
     """
+    keep_freed_memory()
     h = model.embed(batch.x)
     factor = model.factorise()
     kl = model.family.kl(factor)
-    shared = (h, kl, *factor)
-    leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in shared]
-    h_leaf, kl_leaf, factor_leaf = leaves[0], leaves[1], type(factor)(*leaves[2:])
+    h_leaf, kl_leaf = _leaf(h), _leaf(kl)
+    factor_leaf = type(factor)(*(part if part is None else _leaf(part) for part in factor))
     total = 0.0
     for start in range(0, len(batch.y), chunk):
         rows = slice(start, start + chunk)
@@ -36,6 +38,12 @@ def backward(
         loss = -value * (len(part.y) / len(batch.y))  # the only minus sign
         loss.backward()
         total -= float(loss.detach())
-    reached = [(tensor, leaf.grad) for tensor, leaf in zip(shared, leaves, strict=True) if leaf.grad is not None]
+    shared = zip((h, kl, *factor), (h_leaf, kl_leaf, *factor_leaf), strict=True)
+    reached = [(tensor, leaf.grad) for tensor, leaf in shared if leaf is not None and leaf.grad is not None]
     torch.autograd.backward([tensor for tensor, _ in reached], [gradient for _, gradient in reached])
     return total
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """The same values cut out of the graph; their gradient collects in `.grad`."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
