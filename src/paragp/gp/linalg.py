@@ -238,16 +238,15 @@ class _Moments(torch.autograd.Function):
         ctx: Any, W: Tensor, K: Tensor, k: Tensor, w: Tensor | None, s: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         A = lower_matmul(W, K)
-        squares = A.square()
         ones = torch.ones_like(W[0])
-        norms = torch.stack([ones, 0 * ones if s is None else s.square()]) @ squares
-        ctx.save_for_backward(W, K, A, squares if s is not None else None, w, s)
-        return _times(w, K), (k - norms[0]).clamp_min_(0), norms[1]
+        norm, svar = column_sums(torch.stack([ones, 0 * ones if s is None else s.square()]), A, A)
+        ctx.save_for_backward(W, K, A, w, s)
+        return _times(w, K), (k - norm).clamp_min_(0), svar
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_mean: Tensor, g_ktilde: Tensor, g_svar: Tensor) -> tuple[Tensor | None, ...]:
-        W, K, A, squares, w, s = ctx.saved_tensors
+        W, K, A, w, s = ctx.saved_tensors
         needs_W, needs_K, _, needs_w, needs_s = ctx.needs_input_grad
         P = g_K = None
         if needs_W or needs_K:
@@ -256,7 +255,8 @@ class _Moments(torch.autograd.Function):
             g_A = (left @ (-2 * right)).mul_(A)
             P = Phi_of_product(g_A, A.T) if needs_W else None
             g_K = _add_outer(lower_transposed_matmul(W, g_A), w, g_mean) if needs_K else None
-        return P, g_K, g_ktilde, K @ g_mean if needs_w else None, 2 * s * (squares @ g_svar) if needs_s else None
+        g_s = 2 * s * torch.cat([A[start:end].square() @ g_svar for start, end in _blocks(len(A))]) if needs_s else None
+        return P, g_K, g_ktilde, K @ g_mean if needs_w else None, g_s
 
 
 class _DenseForm(torch.autograd.Function):
@@ -300,9 +300,8 @@ class _DenseMoments(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         A = lower_matmul(W, K)
         Y = E @ A
-        buffer, ones = A.square(), torch.ones_like(W[0])
-        norm = ones @ buffer
-        form = ones @ torch.mul(K, Y, out=buffer)
+        ones = torch.ones_like(W[:1])
+        norm, form = column_sums(ones, A, A)[0], column_sums(ones, K, Y)[0]
         ctx.save_for_backward(W, K, A, Y, w)
         return _times(w, K), (k - norm).clamp_min_(0), (norm + form).clamp_min_(0)
 
@@ -312,7 +311,7 @@ class _DenseMoments(torch.autograd.Function):
         W, K, A, Y, w = ctx.saved_tensors
         needs_W, needs_E, needs_K, _, needs_w = ctx.needs_input_grad
         P = g_K = None
-        T = lower_of_product(A * g_svar, A.T) if needs_E else None
+        T = lower_of_product(A, A.T, scale=g_svar) if needs_E else None
         if needs_K:
             g_K = _add_outer(Y * (2 * g_svar), w, g_mean)
         g_norm = g_svar - g_ktilde
@@ -346,7 +345,7 @@ def keep_freed_memory() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-# --- products with triangles, by blocks of rows: what is known to be zero is not multiplied ---
+# --- products by blocks of rows: what is known to be zero is not multiplied, what is used once stays in cache ---
 
 BLOCKS = 5
 
@@ -368,12 +367,13 @@ def lower_transposed_matmul(L: Tensor, X: Tensor) -> Tensor:
     return out
 
 
-def lower_of_product(X: Tensor, Y: Tensor, *, triangular: bool = False) -> Tensor:
-    """The lower triangle of X Y for X (M, b) and Y (b, M), zero above the diagonal; `triangular`: X is lower too."""
+def lower_of_product(X: Tensor, Y: Tensor, *, scale: Tensor | None = None, triangular: bool = False) -> Tensor:
+    """The lower triangle of X diag(scale) Y for X (M, b) and Y (b, M), zero above; `triangular`: X is lower too."""
     out = X.new_zeros(len(X), len(X))
     for start, end in _blocks(len(X)):
         inner = slice(end if triangular else None)
-        torch.mm(X[start:end, inner], Y[inner, :end], out=out[start:end, :end])
+        left = X[start:end, inner] if scale is None else X[start:end, inner] * scale[inner]
+        torch.mm(left, Y[inner, :end], out=out[start:end, :end])
         out[start:end, start:end].tril_()
     return out
 
@@ -382,6 +382,14 @@ def Phi_of_product(X: Tensor, Y: Tensor) -> Tensor:
     """Phi(X Y): the lower triangle with its diagonal halved."""
     out = lower_of_product(X, Y)
     out.diagonal().mul_(0.5)
+    return out
+
+
+def column_sums(U: Tensor, X: Tensor, Y: Tensor) -> Tensor:
+    """U (X * Y) with the product of entries, for U (r, M) and X, Y (M, b)."""
+    out = X.new_zeros(len(U), X.shape[1])
+    for start, end in _blocks(len(X)):
+        out.addmm_(U[:, start:end], X[start:end] * Y[start:end])
     return out
 
 
