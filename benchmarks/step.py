@@ -4,13 +4,15 @@
     python benchmarks/step.py --methods ppgpr-mfd --B 1000,10000 --json
     python benchmarks/step.py --growth                         exponents of time and memory in M, B and d
 
-Ours and GPyTorch's steps alternate in one process, on the same rows and the same starting points; times are medians
-with quartiles. Peak memory is that of a process of its own which does nothing else (interpreter and libraries
-included). `roofline` is our arithmetic per second over the rate of a float32 matrix product in the same run; the
-arithmetic is counted by the fixed table FLOPS, whatever the code does.
+Ours and GPyTorch's steps alternate in one process (one per row of the table, so that nothing is left over from another
+method), on the same rows and the same starting points; times are medians with quartiles. Peak memory is that of a
+process of its own which does nothing else (interpreter and libraries included). `roofline` is our arithmetic per second
+over the rate of a float32 matrix product in the same run; the arithmetic is counted by the fixed table FLOPS, whatever
+the code does.
 """
 
 import argparse
+import itertools
 import json
 import math
 import subprocess
@@ -101,6 +103,14 @@ def compare(name: str, M: int, B: int, d: int, repeats: int, rate: float) -> dic
     }  # fmt: skip
 
 
+def in_a_process(name: str, M: int, B: int, d: int, repeats: int, rate: float) -> dict:
+    """`compare` in a process of its own."""
+    words = ["--methods", name, "--M", str(M), "--B", str(B), "--d", str(d), "--repeats", str(repeats)]
+    command = [sys.executable, __file__, *words, "--rate", str(rate), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])["rows"][0]
+
+
 def show(row: dict) -> str:
     low, high = row["ours_quartiles_ms"]
     peer_low, peer_high = row["gpytorch_quartiles_ms"]
@@ -161,6 +171,7 @@ def main() -> None:
     parser.add_argument("--growth", action="store_true", help="fit the exponents of our cost instead")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--peak-of", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=float, help=argparse.SUPPRESS)  # of matrix products: one comparison, here
     options = parser.parse_args()
     names = options.methods.split(",")
     if options.peak_of:
@@ -179,16 +190,17 @@ def main() -> None:
                 f"{row['variable']}^{row['memory_exponent']:.2f} (paper's {row['paper_memory_exponent']:.2f})"
             )
     else:
-        rate = machine.gemm_rate()
-        print(f"matrix product: {rate / 1e9:.0f} GFLOP/s")
+        rate = machine.gemm_rate() if options.rate is None else options.rate
         report |= {"gemm_gflops": rate / 1e9, "rows": []}
-        for name in names:
-            for M in options.M:
-                for B in options.B:
-                    for d in options.d:
-                        row = compare(name, M, B, d, options.repeats, rate)
-                        report["rows"].append(row)
-                        print(show(row), flush=True)
+        sizes = list(itertools.product(names, options.M, options.B, options.d))
+        if options.rate is None:
+            print(f"matrix product: {rate / 1e9:.0f} GFLOP/s", flush=True)
+        for size in sizes:
+            alone = options.rate is not None
+            row = compare(*size, options.repeats, rate) if alone else in_a_process(*size, options.repeats, rate)
+            report["rows"].append(row)
+            if not alone:
+                print(show(row), flush=True)
     if options.json:
         print(json.dumps(report))
 

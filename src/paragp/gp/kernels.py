@@ -290,7 +290,10 @@ class _StationaryMatvec(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, log_scale: Tensor, alpha: Tensor, profile: Profile) -> Tensor:
-        k, steep = _evaluate(x, z, log_scale, profile, False, any(ctx.needs_input_grad))
+        if not any(ctx.needs_input_grad):  # no matrix is kept: each block is used while it is in cache
+            blocks = _row_blocks(len(x), len(z))
+            return torch.cat([_evaluate(x[rows], z, log_scale, profile, False, False)[0] @ alpha for rows in blocks])
+        k, steep = _evaluate(x, z, log_scale, profile, False, True)
         out = k @ alpha
         ctx.save_for_backward(x, z, alpha, k, steep, out)
         ctx.slope = profile.slope
