@@ -5,7 +5,7 @@
 For each data set, five seeds: the same training in float32 and in float64 (each with its own jitter), scored on the
 same test rows with deviations floored at .01 in standardised units. And, on the trained float32 model: the largest
 error of moments and of the gradient of a batch against a float64 copy of that model with the same jitter, relative to
-the largest value. Needs pyarrow: pip install -e ".[benchmark]".
+the largest value.
 """
 
 import argparse

@@ -10,10 +10,12 @@ import paragp
 ROOT = Path(paragp.__file__).parent
 # From the bottom up; modules of one layer may import each other only within the same package.
 LAYERS = [
-    {"atomic", "predictive", "data"},
+    {"atomic"},
+    {"predictive", "data"},
     {"metrics"},
     {"gp"},
     {"training"},
+    {"fitted"},
     {"artefact", "onnx", "report"},
     {"estimator"},
     {"paper"},

@@ -62,7 +62,7 @@ def test_weights_count_as_copies(name):
     assert metric(head, Y[:50], weights=copies) == pytest.approx(metric(repeated, Y[rows]))
 
 
-@pytest.mark.parametrize("name", ["nll", "rmse", "crps", "coverage"])
+@pytest.mark.parametrize("name", ["nll", "rmse", "crps", "mae", "coverage_90"])
 def test_targets_of_another_shape_are_refused(name):
     with pytest.raises(ValueError, match="Pass one y per row"):
         metrics.METRICS[name](DIST, Y[:, None])

@@ -6,12 +6,17 @@ Map, from the mathematics up:
 
 - `paragp.gp`: `Moments`, objectives, covariances, families, `ParametricGP`, the registry `METHODS`, and the
   full-batch baselines `fit_exact` and `fit_fitc`;
-- `paragp.training`: Algorithm 1 as `fit`, one mini-batch of it as `step.backward`, k-means starting points;
+- `paragp.training`: Algorithm 1 as `fit`, one mini-batch of it as `step.backward`, k-means starting points, and
+  `recipe.train`, which puts them together;
 - `paragp.predictive`, `paragp.metrics`: what a model says about y, and how good that is;
+- `paragp.data`: tables to matrices (`tables`), tables in files (`files`), rows to mini-batches (`rows`);
+- `paragp.estimator`: `ParametricGPRegressor`, the scikit-learn face; `paragp.fitted` is what it learns and
+  `paragp.artefact` writes that to a folder and reads it back;
 - `paragp.paper`: what regenerates the paper, here its first figure; `paragp.cli`: the command line.
 """
 
 from paragp.data.rows import Data
+from paragp.estimator import ParametricGPRegressor
 from paragp.gp.exact import ExactGP, fit_exact, fit_fitc
 from paragp.gp.methods import METHODS, Method
 from paragp.gp.model import ParametricGP
@@ -32,6 +37,7 @@ __all__ = [
     "Method",
     "Moments",
     "ParametricGP",
+    "ParametricGPRegressor",
     "PredictiveDistribution",
     "evaluate",
     "fit",

@@ -1,7 +1,8 @@
-"""Files that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,3 +29,32 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary folder that becomes `path` when the block ends well, and vanishes when it does not.
+
+    What stood at `path` is put aside and goes only when the new folder is in its place.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, old = (path.with_name(f".{path.name}-{secrets.token_hex(4)}") for _ in range(2))
+    part.mkdir()
+    try:
+        yield part
+        for file in part.iterdir():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+        replaced = path.exists()
+        if replaced:
+            path.replace(old)
+        try:
+            part.replace(path)
+        except BaseException:
+            if replaced:
+                old.replace(path)
+            raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,14 +1,23 @@
 """The command line: `paragp COMMAND`, also `python -m paragp COMMAND`."""
 
 import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
+import pyarrow as pa
 import typer
 
-from paragp import __version__
+from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistribution, __version__, evaluate
+from paragp.artefact import read_config
 from paragp.atomic import writing
-from paragp.gp.methods import METHODS
+from paragp.data.files import column_names_of, read_batches, read_table, writing_table
+from paragp.estimator import FULL_BATCH
 from paragp.paper import toy
 
 app = typer.Typer(
@@ -32,6 +41,274 @@ def main(
     ] = False,
 ) -> None:
     """Calibrated uncertainty for regression on large tables."""
+
+
+# --- fit, predict, evaluate ---
+
+Data = Annotated[Path, typer.Argument(help="A table: .csv, .csv.gz, .parquet, .arrow or .feather.", show_default=False)]
+Model = Annotated[Path, typer.Argument(help="A folder made by `paragp fit`.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@app.command()
+def fit(
+    data: Data,
+    target: Annotated[str, typer.Option(help="The column to predict.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the model.", show_default=False)],
+    method: Annotated[str, typer.Option(help="A name that `paragp methods` lists.")] = "ppgpr-mfd",
+    inducing: Annotated[int, typer.Option(help="Inducing points: more is finer and slower.", min=1)] = 1000,
+    kernel: Annotated[str, typer.Option(help="The covariance function.")] = "matern52",
+    epochs: Annotated[int | None, typer.Option(help="At most so many passes; by the rows if left out.", min=1)] = None,
+    beta: Annotated[float | None, typer.Option(help="Weight of the regulariser; searched if left out.", min=0)] = None,
+    weights: Annotated[str | None, typer.Option(help="A column with the weight of each row.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
+    valid: Annotated[Path | None, typer.Option(help="Rows to validate on; a tenth is held out if left out.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that stands in the way.")] = False,
+    keep_rows: Annotated[bool, typer.Option("--keep-rows", help="Let method exact store its rows.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a model to a table and write it to a folder.
+
+    Example: paragp fit train.parquet --target price --out model/
+    """
+    with _in_a_sentence():
+        if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
+            raise FileExistsError(f"{out} exists. Choose another --out, or --force to replace a model.")
+        X, y, w = _rows(read_table(data), data, target, weights, drop or [])
+        validation = None
+        if valid is not None:
+            validation = _rows(read_table(valid), valid, target, weights, drop or [])
+        estimator = ParametricGPRegressor(
+            method,
+            n_inducing=inducing,
+            kernel=kernel,
+            max_epochs="auto" if epochs is None else epochs,
+            beta="auto" if beta is None else beta,
+            random_state=seed,
+            verbose=int(sys.stderr.isatty()),
+        )
+        if validation is None:
+            estimator.fit(X, y, w)
+        else:
+            X_val, y_val, w_val = validation
+            estimator.fit(X, y, w, X_val=X_val.select(X.column_names), y_val=y_val, sample_weight_val=w_val)
+        estimator.fitted_.target = _named(estimator.fitted_.target, target)
+        estimator.save(out, overwrite=force, keep_rows=keep_rows)
+        summary = read_config(out)["summary"]
+    if as_json:
+        typer.echo(json.dumps({"model": str(out), "method": method, "target": target, **summary}))
+        return
+    typer.echo(
+        f"Fitted {method} to {summary['rows']} rows of {data} in {summary['seconds']:.1f} s; the model is in {out}."
+    )
+    if summary["validation_scores"]:
+        typer.echo(f"\nOn {summary['validation_rows']} validation rows:\n")
+        typer.echo(_table(summary["validation_scores"], None))
+
+
+@app.command()
+def predict(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="File for the predictions: .parquet or .csv.", show_default=False)],
+    interval: Annotated[float | None, typer.Option(help="Also the central interval, .9 for 90 %.")] = None,
+    quantiles: Annotated[str | None, typer.Option(help="Also these quantiles: .05,.5,.95")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Predict each row of a table: y_mean, y_std, function_std, noise_std, in the order of the rows.
+
+    Example: paragp predict model/ new.parquet --out predictions.parquet --interval .9
+    """
+    with _in_a_sentence():
+        levels = [] if quantiles is None else _levels(quantiles)
+        if interval is not None and not 0 < interval < 1:
+            raise ValueError(f"--interval must lie between 0 and 1 (.9 for 90 %), got {interval}.")
+        if out.exists() and not force:
+            raise FileExistsError(f"{out} exists. Choose another --out, or --force to replace it.")
+        estimator = ParametricGPRegressor.load(model)
+        fitted = estimator.fitted_
+        _mention_extra(data, [column.name for column in fitted.columns], [fitted.target.name])
+        count = 0
+        with writing_table(out) as write:
+            for batch in read_batches(data, fitted.columns):
+                write(_predictions(fitted.predict(batch), interval, levels))
+                count += batch.num_rows
+    typer.echo(f"Wrote {count} predictions to {out}.")
+
+
+@app.command(name="evaluate")
+def evaluate_command(
+    model: Model,
+    data: Data,
+    target: Annotated[str | None, typer.Option(help="The column with the truth; the model's own if left out.")] = None,
+    weights: Annotated[str | None, typer.Option(help="A column with the weight of each row.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a model on a table, beside a normal distribution that is the same for every row.
+
+    Example: paragp evaluate model/ test.parquet
+    """
+    with _in_a_sentence():
+        fitted = ParametricGPRegressor.load(model).fitted_
+        truth = target or fitted.target.name
+        also = [truth] + ([weights] if weights else [])
+        _mention_extra(data, [column.name for column in fitted.columns], also)
+        parts: list[tuple[PredictiveDistribution, np.ndarray, np.ndarray | None]] = []
+        inputs = [column.name for column in fitted.columns]
+        for batch in read_batches(data, fitted.columns, also):
+            y = _numbers(batch, truth, data)
+            w = _numbers(batch, weights, data) if weights else None
+            parts.append((fitted.predict(batch.select(inputs)), y, w))
+        if not parts:
+            raise ValueError(f"{data} has no rows.")
+        dist, y, w = _joined(parts)
+        scores = evaluate(dist, y, w)
+        means, variance = np.full(len(y), fitted.target.mean), np.array(fitted.target.deviation**2)
+        constant = PredictiveDistribution(means, np.zeros(len(y)), variance)
+        baseline = evaluate(constant, y, w)
+    if as_json:
+        typer.echo(json.dumps({"rows": len(y), "scores": scores, "constant_normal": baseline}))
+        return
+    typer.echo(f"{len(y)} rows, {truth} in its own units:\n\n{_table(scores, baseline)}")
+
+
+@app.command()
+def info(model: Model, as_json: AsJson = False) -> None:
+    """Say what a model is.
+
+    Example: paragp info model/
+    """
+    with _in_a_sentence():
+        config = read_config(model)
+        fitted = ParametricGPRegressor.load(model).fitted_
+    relevance = fitted.feature_relevance
+    summary = config["summary"]
+    if as_json:
+        typer.echo(json.dumps({
+            "method": fitted.method, "target": config["target"], "library": config["library"], "summary": summary,
+            "noise_std": fitted.noise_std, "feature_relevance": relevance, "columns": config["columns"],
+        }))  # fmt: skip
+        return
+    typer.echo(f"{fitted.method} model of {fitted.target.name!r}, made by paragp {config['library']}")
+    typer.echo(f"rows: {summary['rows']} for training, {summary['validation_rows']} for validation")
+    typer.echo(f"inputs: {summary['inputs']}, encoded as {summary['encoded_inputs']} numbers")
+    typer.echo(f"target: mean {fitted.target.mean:.6g}, deviation {fitted.target.deviation:.6g}")
+    typer.echo(f"noise: deviation {fitted.noise_std:.6g}")
+    if relevance:
+        typer.echo("relevance of the inputs:")
+        for name, share in sorted(relevance.items(), key=lambda item: -item[1])[:20]:
+            typer.echo(f"  {share:6.1%}  {name}")
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the methods that `fit --method` takes.
+
+    Example: paragp methods
+    """
+    rows = {
+        name: {"label": row.label, "family": row.family.__name__, "covariance": row.covariance.__name__,
+               "objective": row.objective.__name__, "beta": row.beta, "gamma": row.gamma}
+        for name, row in METHODS.items()
+    }  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(rows | {name: {"label": name, "full_batch": True} for name in FULL_BATCH}))
+        return
+    typer.echo(f"{'name':<13} {'label':<11} {'family':<22} {'covariance':<11} objective")
+    for name, row in rows.items():
+        typer.echo(f"{name:<13} {row['label']:<11} {row['family']:<22} {row['covariance']:<11} {row['objective']}")
+    typer.echo("exact, fitc   full batch: for up to some thousand rows")
+
+
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    """What the user can mend, as one sentence on standard error and exit code 2; warnings as one line each."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: typer.echo(f"Note: {message}", err=True)
+        try:
+            yield
+        except (ValueError, OSError, TypeError) as error:
+            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            where = f"{error.filename}: " if isinstance(error, OSError) and error.strerror and error.filename else ""
+            typer.echo(f"Error: {where}{' '.join(text.split())}", err=True)
+            raise typer.Exit(2) from error
+
+
+def _rows(
+    table: pa.Table, path: Path, target: str, weights: str | None, drop: list[str]
+) -> tuple[pa.Table, np.ndarray, np.ndarray | None]:
+    """Inputs, target and weights of a table."""
+    for name in [target, *([weights] if weights else []), *drop]:
+        if name not in table.column_names:
+            raise ValueError(
+                f"{path} has no column {name!r}; it has {', '.join(map(repr, table.column_names[:10]))}"
+                f"{' and others' if len(table.column_names) > 10 else ''}."
+            )
+    X = table.drop_columns(list(dict.fromkeys([target, *([weights] if weights else []), *drop])))
+    if not X.num_columns:
+        raise ValueError(f"{path} has no input columns beside the target {target!r}.")
+    return X, _numbers(table, target, path), None if weights is None else _numbers(table, weights, path)
+
+
+def _numbers(table: pa.Table, name: str, path: Path) -> np.ndarray:
+    """A column as float64, with NaN where it is missing."""
+    column = table[name]
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
+        raise ValueError(f"The column {name!r} of {path} must hold numbers; it is of type {column.type}.")
+    return column.cast(pa.float64()).to_numpy()
+
+
+def _named(record: Any, name: str) -> Any:
+    return type(record)(name, record.mean, record.deviation)
+
+
+def _mention_extra(path: Path, inputs: list[str], others: list[str]) -> None:
+    extra = [name for name in column_names_of(path) if name not in inputs and name not in others]
+    if extra:
+        typer.echo(f"Note: columns the model does not know are left out: {', '.join(map(repr, extra[:10]))}.", err=True)
+
+
+def _levels(text: str) -> list[float]:
+    try:
+        levels = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--quantiles must be numbers between 0 and 1, such as .05,.5,.95; got {text!r}.") from None
+    if not all(0 < level < 1 for level in levels):
+        raise ValueError(f"--quantiles must lie between 0 and 1, got {text!r}.")
+    return levels
+
+
+def _predictions(dist: PredictiveDistribution, interval: float | None, levels: list[float]) -> dict[str, np.ndarray]:
+    columns = {"y_mean": dist.mean, "y_std": dist.std, "function_std": dist.function_std, "noise_std": dist.noise_std}
+    if interval is not None:
+        columns["y_lower"], columns["y_upper"] = dist.interval(interval).T
+    for level in levels:
+        columns[f"y_q{level:g}"] = dist.ppf(level)
+    return columns
+
+
+def _joined(parts: list[Any]) -> tuple[PredictiveDistribution, np.ndarray, np.ndarray | None]:
+    dists, ys, weights = zip(*parts, strict=True)
+    fields = ("mean", "function_var", "noise_var")
+    dist = PredictiveDistribution(*(np.concatenate([getattr(d, field) for d in dists]) for field in fields))
+    y = np.concatenate(ys)
+    if np.isnan(y).any():
+        raise ValueError(f"The target is missing in {int(np.isnan(y).sum())} of {len(y)} rows. Leave those rows out.")
+    return dist, y, None if weights[0] is None else np.concatenate(weights)
+
+
+def _table(scores: dict[str, float], baseline: dict[str, float] | None) -> str:
+    """Scores in lines, beside those of the baseline."""
+    head = f"{'':<18}{'model':>12}" + (f"{'constant normal':>18}" if baseline else "")
+    lines = [head]
+    for name, value in scores.items():
+        other = "" if baseline is None else f"{baseline[name]:>18.4g}"
+        lines.append(f"{METRICS[name].label:<18}{value:>12.4g}{other}")
+    return "\n".join(lines)
+
+
+# --- the demonstration ---
 
 
 @app.command()

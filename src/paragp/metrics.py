@@ -5,6 +5,7 @@ per row. A weight counts as copies of its row.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +29,19 @@ def rmse(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None =
     return float(np.sqrt(_mean((dist.targets(y) - dist.mean) ** 2, weights)))
 
 
+def mae(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Mean absolute error of the predictive mean (which is the median, too)."""
+    return _mean(np.abs(dist.targets(y) - dist.mean), weights)
+
+
 def crps(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Continuous ranked probability score, in the units of y."""
     return _mean(dist.crps(y), weights)
+
+
+def sharpness(dist: PredictiveDistribution, y: ArrayLike | None = None, weights: ArrayLike | None = None) -> float:
+    """Mean predictive deviation, in the units of y: of two calibrated models the sharper one knows more."""
+    return _mean(dist.std, weights)
 
 
 def noise_fraction(dist: PredictiveDistribution, y: ArrayLike | None = None, weights: ArrayLike | None = None) -> float:
@@ -57,6 +68,9 @@ def pit(dist: PredictiveDistribution, y: ArrayLike) -> Array:
     return dist.cdf(y)
 
 
+COVERAGE_LEVELS = (50, 80, 90, 95)  # per cent
+
+
 class Metric(NamedTuple):
     """A score of one table, with its direction."""
 
@@ -72,8 +86,13 @@ METRICS: dict[str, Metric] = {
     "nll": Metric(nll, "NLL", better="lower"),
     "rmse": Metric(rmse, "RMSE", better="lower"),
     "crps": Metric(crps, "CRPS", better="lower"),
+    "mae": Metric(mae, "MAE", better="lower"),
+    "sharpness": Metric(sharpness, "sharpness", better="neither"),
     "noise_fraction": Metric(noise_fraction, "noise fraction", better="neither"),
-    "coverage": Metric(coverage, "coverage at 90 %", better="neither"),
+    **{
+        f"coverage_{level}": Metric(partial(coverage, level=level / 100), f"coverage at {level} %", better="neither")
+        for level in COVERAGE_LEVELS
+    },
 }
 
 

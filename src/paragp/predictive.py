@@ -105,6 +105,16 @@ class PredictiveDistribution:
         missing = np.maximum(min_std**2 - self.var, 0)
         return replace(self, noise_var=self.noise_var + missing)
 
+    def rescaled(self, shift: float, scale: float) -> "PredictiveDistribution":
+        """The distribution of shift + scale y.
+
+        >>> PredictiveDistribution(np.zeros(1), np.ones(1), 0.0).rescaled(10.0, 2.0).interval(0.9).round(1)
+        array([[ 6.7, 13.3]])
+        """
+        return PredictiveDistribution(
+            shift + scale * self.mean, scale**2 * self.function_var, scale**2 * np.asarray(self.noise_var)
+        )
+
     def targets(self, y: ArrayLike) -> Array:
         """y as one number per row, checked."""
         y = np.asarray(y, dtype=np.float64)

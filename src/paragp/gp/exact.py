@@ -23,7 +23,7 @@ from paragp.gp.covariances import Dense
 from paragp.gp.families import Coupled
 from paragp.gp.kernels import covariance, kernel_name, make_kernel, prior_deviation, prior_variance
 from paragp.gp.linalg import NotPositiveDefiniteError, cholesky, whiten
-from paragp.gp.model import CHUNK, INITIAL_NOISE, Noise, ParametricGP, predictive
+from paragp.gp.model import CHUNK, INITIAL_NOISE, Noise, ParametricGP, predictive, with_noise
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
 
@@ -106,6 +106,20 @@ class ExactGP(nn.Module):
         check_finite(x, "x")
         factor = self.factorise() if factor is None else factor
         return predictive((self._moments(rows, factor) for rows in x.split(chunk)), self.noise, len(x))
+
+    @torch.no_grad()
+    def predict_covariance(self, x: Tensor, *, factor: Factor | None = None) -> np.ndarray:
+        """The covariance of y over all rows of x (n, d), shape (n, n)."""
+        check_inputs(x, self.X.shape[1], self.X.dtype)
+        factor = self.factorise() if factor is None else factor
+        K_Nx = covariance(self.kernel, self.X, x)  # (N, n)
+        if factor.precondition is not None:
+            explained = K_Nx.T @ self.solve(K_Nx, factor.precondition)
+        else:
+            assert factor.L is not None
+            rooted = _forward_solve(factor.L, K_Nx)
+            explained = rooted.T @ rooted
+        return with_noise(covariance(self.kernel, x, x) - explained, self.noise)
 
     def _moments(self, x: Tensor, factor: Factor) -> Moments:
         K_Nb = covariance(self.kernel, self.X, x)  # (N, b)

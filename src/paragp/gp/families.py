@@ -35,6 +35,17 @@ class Family(nn.Module, ABC):
     def moments(self, factor: Any, kernel: Kernel, h: Tensor) -> Moments:
         """The moments at h (b, d)."""
 
+    def function_covariance(self, factor: Any, kernel: Kernel, h: Tensor) -> Tensor:
+        """The covariance of the latent function over all rows of h (n, d), without a gradient; shape (n, n)."""
+        A = factor.W @ covariance(kernel, self.variance_points, h)  # (M, n)
+        rooted = self.S.factor().T @ A
+        return covariance(kernel, h, h) - A.T @ A + rooted.T @ rooted
+
+    @property
+    def variance_points(self) -> Tensor:
+        """The inducing points of the variance, (M, d)."""
+        return self.Z
+
     @abstractmethod
     def mean_weights(self, factor: Any, kernel: Kernel) -> tuple[Tensor, Tensor]:
         """Points (M, d) and weights (M,) with mean(h) = k(h, points) weights: O(M) a row, without the variance."""
@@ -102,6 +113,10 @@ class TwoSets(Family, ABC):
                 f"{self.Z.dtype} and Z_variance {tuple(self.Z_variance.shape)} in {self.Z_variance.dtype}."
             )
         self.S = covariance(len(self.Z_variance)).to(Z)
+
+    @property
+    def variance_points(self) -> Tensor:
+        return self.Z_variance
 
 
 class Decoupled(TwoSets):

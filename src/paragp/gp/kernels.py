@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import (
@@ -127,6 +128,14 @@ def prior_deviation(kernel: Kernel, x: Tensor) -> float:
     """sigma_k: the root of the mean prior variance over the rows of x."""
     with torch.no_grad():
         return float(prior_variance(kernel, x).mean().sqrt())
+
+
+def lengthscales(kernel: Kernel, d: int) -> np.ndarray | None:
+    """One lengthscale per input, shape (d,); None for a kernel that does not have one set of them."""
+    base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
+    if not base.has_lengthscale or any(k.active_dims is not None or k.batch_shape for k in (kernel, base)):
+        return None
+    return np.broadcast_to(base.lengthscale.detach().double().numpy(force=True).reshape(-1), (d,))
 
 
 def _in_float64(kernel: Kernel, evaluate: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -90,6 +90,13 @@ class ParametricGP(nn.Module):
         return predictive((self.family.moments(factor, self.kernel, h) for h in embedded), self.noise, len(x))
 
     @torch.no_grad()
+    def predict_covariance(self, x: Tensor, *, factor: Any = None) -> np.ndarray:
+        """The covariance of y over all rows of x: the function's, plus noise on the diagonal; shape (n, n)."""
+        factor = self.factorise() if factor is None else factor
+        h = torch.cat(list(self._embedded(x, CHUNK)))
+        return with_noise(self.family.function_covariance(factor, self.kernel, h), self.noise)
+
+    @torch.no_grad()
     def mean_weights(self, factor: Any = None) -> tuple[Tensor, Tensor]:
         """What `predict_mean` needs, computed once: points and weights of the mean function."""
         return self.family.mean_weights(self.factorise() if factor is None else factor, self.kernel)
@@ -105,10 +112,6 @@ class ParametricGP(nn.Module):
 
     def _embedded(self, x: Tensor, chunk: int) -> Iterator[Tensor]:
         """The features of x in chunks, the feature module in eval mode."""
-        if not bool(torch.isfinite(x).all()):
-            raise ValueError(
-                f"x holds {int((~torch.isfinite(x)).sum())} NaN or infinite values. Remove or impute them."
-            )
         check_finite(x, "x")
         keep_freed_memory()
         was_training = self.features.training
@@ -148,3 +151,9 @@ def predictive(parts: Iterable[Moments], noise: Tensor, n: int) -> PredictiveDis
         mean[rows], function_var[rows] = q.mean.numpy(force=True), q.fvar.numpy(force=True)
         start = rows.stop
     return PredictiveDistribution(mean, function_var, noise.double().numpy(force=True))
+
+
+def with_noise(function_covariance: Tensor, noise: Tensor) -> np.ndarray:
+    """The covariance of y from that of the latent function, (n, n), symmetric to the bit."""
+    found = function_covariance.double().numpy(force=True)
+    return (found + found.T) / 2 + float(noise) * np.eye(len(found))

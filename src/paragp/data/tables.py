@@ -1,0 +1,345 @@
+"""Tables to matrices: one plain record per column, fitted once, read by whoever predicts.
+
+A table is a data frame (pandas, polars, pyarrow) or a numeric array. Numbers and booleans are standardised; a missing
+one becomes the mean, and a column that had missing values gets an indicator. Text and categories become one indicator
+per category, the rarest sharing one; a category never seen has no indicator set, or the shared one. The records hold
+numbers and strings only, so that they can be stored as JSON.
+"""
+
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.preprocessing import StandardScaler
+
+MAX_CATEGORIES = 50  # indicators per column; beyond, the rarest categories share one
+FARTHEST = 1e5  # deviations from the mean: farther away every kernel is back at the prior, and float32 would overflow
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one input becomes columns of the matrix.
+
+    >>> Column("size", "numeric", mean=2.0, deviation=0.5, missing=True).outputs
+    ['size', 'size is missing']
+    """
+
+    name: str
+    kind: str  # "numeric" or "categorical"
+    mean: float = 0.0  # of the known numbers
+    deviation: float = 1.0  # of the known numbers; 1 where they are all equal
+    missing: bool = False  # whether values were missing when this was fitted: an indicator of its own
+    categories: tuple[str, ...] = ()
+    other: bool = False  # whether rarer categories share an indicator
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the matrix columns this one becomes."""
+        names = [self.name] if self.kind == "numeric" else [f"{self.name} = {key}" for key in self.categories]
+        shared = [f"{self.name} is another"] if self.other else []
+        return names + shared + ([f"{self.name} is missing"] if self.missing else [])
+
+    def encode(self, values: Any) -> Array:
+        """The matrix columns (n, k) of a series or an array."""
+        if self.kind == "numeric":
+            known = _numbers(values, self.name)
+            main = np.clip((known - self.mean) / self.deviation, -FARTHEST, FARTHEST)[:, None]
+            absent = np.isnan(known)
+            main[absent] = 0.0
+        else:
+            keys = _keys(values)
+            position = {key: i for i, key in enumerate(self.categories)}
+            others = len(self.categories) if self.other else -1
+            codes = np.array([-1 if key is None else position.get(key, others) for key in keys], dtype=np.int64)
+            main = (codes[:, None] == np.arange(len(self.categories) + self.other)).astype(np.float64)
+            absent = np.array([key is None for key in keys], dtype=bool)
+        return np.hstack([main, absent[:, None].astype(np.float64)]) if self.missing else main
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target's name and units."""
+
+    name: str
+    mean: float
+    deviation: float  # 1 for a constant target
+
+    def encode(self, y: Array) -> Array:
+        """Standardised y."""
+        return (y - self.mean) / self.deviation
+
+
+def fit_columns(X: Any, categorical: Any = "from_dtype", weights: Array | None = None) -> tuple[Column, ...]:
+    """Learn one record per column of a table; a row of weight w counts as w rows.
+
+    >>> fit_columns(np.array([[1.0, 5.0], [3.0, np.nan]]))[1].missing
+    True
+    """
+    names = column_names(X)
+    chosen = _categorical_columns(X, names, categorical)
+    weights = np.ones(n_rows(X)) if weights is None else weights
+    return tuple(
+        (_fit_categorical if chosen[i] else _fit_numeric)(name, values, weights)
+        for i, (name, values) in enumerate(_columns(X))
+    )
+
+
+def fit_target(y: Array, name: str, weights: Array | None = None) -> Target:
+    """The mean and deviation of y; a row of weight w counts as w rows."""
+    mean, deviation = _mean_and_deviation(y, np.ones(len(y)) if weights is None else weights)
+    return Target(name, mean, deviation)
+
+
+def encode(columns: Sequence[Column], X: Any) -> Array:
+    """The matrix (n, p) of a table with these columns, in this order."""
+    parts = [column.encode(values) for column, (_, values) in zip(columns, _columns(X), strict=True)]
+    return np.hstack(parts)
+
+
+def matrix_names(columns: Sequence[Column]) -> list[str]:
+    """Names of the matrix's columns."""
+    return [name for column in columns for name in column.outputs]
+
+
+def owners(columns: Sequence[Column]) -> list[int]:
+    """For each column of the matrix, the index of the input it came from."""
+    return [i for i, column in enumerate(columns) for _ in column.outputs]
+
+
+def distinct_rows(X: Any, y: Array, weights: Array | None = None) -> tuple[NDArray[np.intp], Array]:
+    """Positions of the rows that differ in X or y, in an order of their own, and the total weight of each.
+
+    >>> distinct_rows(np.array([[3.0], [1.0], [3.0]]), np.zeros(3))
+    (array([1, 0]), array([1., 2.]))
+    """
+    chosen = _categorical_columns(X, column_names(X), "from_dtype")
+    keys = [_sort_key(values, name, text) for text, (name, values) in zip(chosen, _columns(X), strict=True)]
+    order = np.lexsort([*keys, y])
+    table = np.column_stack([*keys, y])[order]
+    first = np.concatenate([[True], (table[1:] != table[:-1]).any(axis=1)])
+    totals = np.bincount(first.cumsum() - 1, weights=None if weights is None else weights[order])
+    return order[first], totals.astype(np.float64)
+
+
+def take_rows(X: Any, rows: NDArray[np.intp]) -> Any:
+    """Some rows of a table."""
+    frame = as_frame(X)
+    return X[rows] if frame is None else frame[rows.tolist()].to_native()
+
+
+# --- frames and arrays, alike ---
+
+
+def as_frame(X: Any) -> nw.DataFrame | None:
+    """X as a narwhals frame (no copy), or None if it is not one of the known data frames."""
+    frame = nw.from_native(X, eager_only=True, pass_through=True)
+    return frame if isinstance(frame, nw.DataFrame) else None
+
+
+def n_rows(X: Any) -> int:
+    """The number of rows."""
+    return len(X) if as_frame(X) is None else len(as_frame(X))  # type: ignore[arg-type]
+
+
+def row_blocks(X: Any, size: int) -> Iterator[Any]:
+    """The table in blocks of at most `size` rows."""
+    frame = as_frame(X)
+    for start in range(0, n_rows(X), size):
+        yield X[start : start + size] if frame is None else frame[start : start + size].to_native()
+
+
+def column_names(X: Any) -> list[str]:
+    """The names of the columns: a frame's own, x0, x1, ... for an array."""
+    frame = as_frame(X)
+    return [f"x{i}" for i in range(X.shape[1])] if frame is None else [str(name) for name in frame.columns]
+
+
+def _columns(X: Any) -> Iterator[tuple[str, Any]]:
+    frame, names = as_frame(X), column_names(X)
+    for i, name in enumerate(names):
+        yield name, X[:, i] if frame is None else frame[:, i]
+
+
+def _categorical_columns(X: Any, names: list[str], categorical: Any) -> list[bool]:
+    """Which columns are categories: by type, by name, by position or by mask."""
+    if categorical is None:
+        return [False] * len(names)
+    if isinstance(categorical, str) and categorical == "from_dtype":
+        return [_is_text(values, name) for name, values in _columns(X)]
+    wanted = np.asarray(categorical)
+    if wanted.size == 0:
+        return [False] * len(names)
+    if wanted.dtype == bool and wanted.shape == (len(names),):
+        return wanted.tolist()
+    if wanted.dtype.kind in "iu" and wanted.ndim == 1 and wanted.min() >= 0 and wanted.max() < len(names):
+        return [i in wanted for i in range(len(names))]
+    if wanted.dtype.kind in "UO" and wanted.ndim == 1 and set(wanted.tolist()) <= set(names):
+        return [name in wanted.tolist() for name in names]
+    raise ValueError(
+        'categorical_features must be "from_dtype", None, or a list of column names, of positions, or of one bool per '
+        f"column; got {categorical!r} for the columns {_some(names)}."
+    )
+
+
+def _is_text(values: Any, name: str) -> bool:
+    """Whether a column holds categories, by its type."""
+    if isinstance(values, np.ndarray):
+        return False
+    dtype = values.dtype
+    if dtype.is_numeric() or dtype == nw.Boolean or values.null_count() == len(values):
+        return False
+    if dtype == nw.Object:  # pandas: whatever it holds
+        try:
+            _numbers(values, name)
+        except ValueError:
+            return True
+        return False
+    if dtype in (nw.String, nw.Categorical, nw.Enum):
+        return True
+    raise ValueError(
+        f"Column {name!r} is of type {dtype}, which is neither numbers nor categories. Turn it into numbers (a date "
+        "into days since a start, say) or into text, or leave it out."
+    )
+
+
+def _sort_key(values: Any, name: str, text: bool) -> Array:
+    """Numbers that are equal where the values are, missing ones included."""
+    if text or (isinstance(values, np.ndarray) and values.dtype == object):
+        return np.unique([key or "" for key in _keys(values)], return_inverse=True)[1].astype(np.float64)
+    return np.nan_to_num(_numbers(values, name), nan=-np.inf)
+
+
+def _numbers(values: Any, name: str) -> Array:
+    """A column as float64, NaN where missing."""
+    try:
+        if not isinstance(values, np.ndarray):
+            plain = values.dtype.is_numeric() or values.dtype == nw.Boolean
+            values = values.cast(nw.Float64).to_numpy() if plain else np.array(values.to_list(), dtype=object)
+        if values.dtype == object:
+            values = [math.nan if _absent(value) else value for value in values]
+        found = np.array(values, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        bad = next(value for value in values if not _is_number(value))
+        raise ValueError(
+            f"Column {name!r} holds {_shown(bad)} where a number is expected. Correct it, or make it a column of "
+            "categories (text in a data frame, or categorical_features) and fit again."
+        ) from None
+    if np.isinf(found).any():
+        raise ValueError(
+            f"Column {name!r} holds {int(np.isinf(found).sum())} infinite values (inf). Replace them by a finite "
+            "number, or by NaN if they are unknown."
+        )
+    return found
+
+
+def _keys(values: Any) -> list[str | None]:
+    """A column as names of categories, None where missing."""
+    known: dict[Any, str | None] = {}
+    found = []
+    for value in values.tolist() if isinstance(values, np.ndarray) else values.to_list():
+        try:
+            key = known[value]
+        except KeyError:
+            key = known[value] = _key(value)
+        except TypeError:  # unhashable
+            key = _key(value)
+        found.append(key)
+    return found
+
+
+def _key(value: Any) -> str | None:
+    """One name for 3, 3.0 and "3", since a column of whole numbers with a gap comes as floats."""
+    if _absent(value):
+        return None
+    if isinstance(value, numbers.Real) and not isinstance(value, bool) and float(value).is_integer():
+        return str(int(float(value)))
+    return str(value)
+
+
+def _absent(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ == "NAType"
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return _absent(value) or math.isfinite(float(value)) or True
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _fit_numeric(name: str, values: Any, weights: Array) -> Column:
+    found = _numbers(values, name)
+    mean, deviation = _mean_and_deviation(found, weights)
+    return Column(name, "numeric", mean, deviation, missing=bool(np.isnan(found[weights > 0]).any()))
+
+
+def _fit_categorical(name: str, values: Any, weights: Array) -> Column:
+    totals: dict[str, float] = {}
+    missing = False
+    for key, weight in zip(_keys(values), weights, strict=True):
+        if weight > 0 and key is not None:
+            totals[key] = totals.get(key, 0.0) + weight
+        missing = missing or (weight > 0 and key is None)
+    kept = sorted(totals, key=lambda key: (-totals[key], key))[:MAX_CATEGORIES]
+    other = len(totals) > len(kept)
+    return Column(name, "categorical", missing=missing, categories=tuple(sorted(kept)), other=other)
+
+
+def _mean_and_deviation(values: Array, weights: Array) -> tuple[float, float]:
+    """Weighted mean and deviation of the known values, by scikit-learn; numbers of any size, a constant has 1."""
+    known = ~np.isnan(values) & (weights > 0)
+    if not known.any():
+        return 0.0, 1.0
+    peak = float(np.abs(values[known]).max()) or 1.0  # squares of 1e200 would overflow
+    scaler = StandardScaler().fit((values[known] / peak)[:, None], sample_weight=weights[known])
+    mean, deviation = float(scaler.mean_[0]) * peak, float(scaler.scale_[0]) * peak
+    constant = scaler.var_[0] == 0 or bool(np.ptp(values[known]) == 0) or deviation == 0
+    return mean, 1.0 if constant else deviation
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+# --- as JSON ---
+
+
+def to_records(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """The columns as plain dictionaries."""
+    return [asdict(column) for column in columns]
+
+
+def from_records(records: Any) -> tuple[Column, ...]:
+    """The columns of `to_records`, checked: the records may come from a file that anyone wrote."""
+    if not isinstance(records, list) or not records:
+        raise ValueError("the columns must be a list of records")
+    return tuple(_column(record) for record in records)
+
+
+def _column(record: Any) -> Column:
+    types = {"name": str, "kind": str, "mean": float, "deviation": float, "missing": bool, "other": bool}
+    if not isinstance(record, dict) or set(record) != {*types, "categories"}:
+        raise ValueError(f"a column record must hold exactly {', '.join([*types, 'categories'])}")
+    for key, kind in types.items():
+        if not isinstance(record[key], kind) and not (kind is float and type(record[key]) is int):
+            raise ValueError(f"{key!r} of a column record must be {kind.__name__}, got {_shown(record[key])}")
+    categories = record["categories"]
+    if not isinstance(categories, list | tuple) or not all(isinstance(key, str) for key in categories):
+        raise ValueError("the categories of a column record must be a list of text")
+    if record["kind"] not in ("numeric", "categorical"):
+        raise ValueError(f"the kind of a column must be numeric or categorical, got {_shown(record['kind'])}")
+    if not (math.isfinite(record["mean"]) and math.isfinite(record["deviation"]) and record["deviation"] > 0):
+        raise ValueError(f"column {record['name']!r} has no finite mean and positive deviation")
+    return Column(**{**record, "categories": tuple(categories)})

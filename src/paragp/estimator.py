@@ -1,0 +1,551 @@
+"""ParametricGPRegressor: the scikit-learn face of the library."""
+
+import math
+import numbers
+import os
+import time
+import warnings
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Self
+
+import gpytorch
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import Tags, check_random_state, column_or_1d
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from tqdm import tqdm
+
+from paragp.artefact import load, save
+from paragp.data.rows import Data
+from paragp.data.tables import (
+    Array,
+    as_frame,
+    column_names,
+    distinct_rows,
+    encode,
+    fit_columns,
+    fit_target,
+    n_rows,
+    take_rows,
+)
+from paragp.fitted import Fitted
+from paragp.gp.exact import fit_exact, fit_fitc
+from paragp.gp.kernels import KERNELS
+from paragp.gp.methods import METHODS
+from paragp.metrics import evaluate
+from paragp.predictive import PredictiveDistribution
+from paragp.training.inducing import kmeans
+from paragp.training.loop import Epoch
+from paragp.training.recipe import Settings, total_epochs, train
+
+FULL_BATCH = ("exact", "fitc")  # methods outside the registry: no mini-batches, no grid
+SPLIT_FROM = 100  # rows: below, none are spared for validation unless early_stopping=True asks for it
+PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` says: it costs little there
+JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
+
+
+class ParametricGPRegressor(RegressorMixin, BaseEstimator):
+    """Regression with calibrated uncertainty on tables of any size.
+
+    Inputs may be arrays or data frames (pandas, polars, pyarrow) with numbers, booleans, text and categories, and may
+    have missing values; see `paragp.data.tables` for how they are encoded. Inputs and target are standardised inside;
+    everything that comes out is in the units of `y`.
+
+    Parameters
+    ----------
+    method : a name of `paragp.METHODS`, or "exact" or "fitc" (full batch)
+        The default, "ppgpr-mfd", trains the predictive distribution itself.
+    n_inducing : int
+        Inducing points (of the mean, where mean and variance have sets of their own). Never more than distinct rows.
+    n_inducing_variance : int or None
+        Inducing points of the variance, for "ppgpr-mfd" and "od-svgp"; None: as many as `n_inducing`.
+    kernel : "matern12", "matern32", "matern52", "rbf", "rq", ... or a gpytorch kernel
+    beta : float or "auto"
+        Weight beta_reg of the regulariser. "auto" searches the paper's grid on validation rows.
+    gamma : float or "auto"
+        For "gamma-robust" only, as `beta`.
+    max_epochs, batch_size, learning_rate : number or "auto"
+        "auto" chooses by the number of rows.
+    early_stopping : bool or "auto"
+        Stop when the validation NLL has not improved for `n_iter_no_change` epochs. "auto": from 100 rows on. The model
+        with the best validation NLL is kept.
+    validation_fraction : float
+        Share of rows held out for validation where no `X_val` is passed.
+    n_iter_no_change : int
+    categorical_features : "from_dtype", None, or names, positions or a mask of columns
+        "from_dtype": text and categorical columns of a data frame.
+    dtype : "float32" or "float64"
+        Precision of training. Up to 1000 rows are always trained in float64.
+    device : "auto" or a torch device
+    warm_start : bool
+        Go on from the last `fit` (its encoding of the columns and its model).
+    verbose : int
+        1 shows a progress bar.
+    random_state : int, RandomState or None
+
+    Attributes
+    ----------
+    n_features_in_, feature_names_in_ : of the inputs, as in scikit-learn
+    n_iter_ : epochs (for "exact" and "fitc": 1)
+    history_ : one dict per epoch with objective, learning_rate, seconds, nll, rmse, crps (the last three on validation
+        rows, in standardised units)
+    validation_scores_ : dict or None, `paragp.metrics.evaluate` on the validation rows in the units of y
+    beta_, gamma_ : the values used
+    noise_std_ : deviation of the observation noise, in the units of y
+    lengthscales_ : dict or None, one lengthscale per encoded column, in standardised units
+    feature_relevance_ : dict or None, each input's share of the kernel's sensitivity (from the lengthscales)
+    fitted_ : `paragp.fitted.Fitted`, all that prediction needs
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = ParametricGPRegressor(max_epochs=20, random_state=0).fit(X[:400], y[:400])
+    >>> mean, std = model.predict(X[400:], return_std=True)
+    >>> model.predict_interval(X[400:], coverage=0.9).shape
+    (42, 2)
+    """
+
+    def __init__(
+        self,
+        method: str = "ppgpr-mfd",
+        *,
+        n_inducing: int = 1000,
+        n_inducing_variance: int | None = None,
+        kernel: Any = "matern52",
+        beta: float | str = "auto",
+        gamma: float | str = "auto",
+        max_epochs: int | str = "auto",
+        batch_size: int | str = "auto",
+        learning_rate: float | str = "auto",
+        early_stopping: bool | str = "auto",
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        categorical_features: Any = "from_dtype",
+        dtype: str = "float32",
+        device: str = "auto",
+        warm_start: bool = False,
+        verbose: int = 0,
+        random_state: Any = None,
+    ) -> None:
+        self.method = method
+        self.n_inducing = n_inducing
+        self.n_inducing_variance = n_inducing_variance
+        self.kernel = kernel
+        self.beta = beta
+        self.gamma = gamma
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.categorical_features = categorical_features
+        self.dtype = dtype
+        self.device = device
+        self.warm_start = warm_start
+        self.verbose = verbose
+        self.random_state = random_state
+
+    fitted_: Fitted
+    history_: list[dict[str, float]]
+    n_iter_: int
+    beta_: float
+    gamma_: float | None
+    validation_scores_: dict[str, float] | None
+
+    # --- fitting ---
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: ArrayLike | None = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: ArrayLike | None = None,
+    ) -> Self:
+        """Fit to a table X (n, d) and a target y (n,). A sample weight of w means w copies of the row.
+
+        `X_val, y_val` are rows to validate on; without them `validation_fraction` of the rows is held out.
+        """
+        start = time.perf_counter()
+        self._check_parameters()
+        name = _target_name(y)
+        X, y, weights = self._checked(X, y, sample_weight, reset=True)
+        total = len(y)
+        small = total <= PRECISE_ROWS
+        if small:  # whatever the order of the rows, and whether copies or weights: the same result to the bit
+            rows, weights = distinct_rows(X, y, weights)
+            X, y = take_rows(X, rows), y[rows]
+        if (X_val is None) != (y_val is None):
+            raise ValueError("Pass both X_val and y_val, or neither.")
+        rng = check_random_state(self.random_state)
+        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
+        again = self.warm_start and hasattr(self, "fitted_") and self.fitted_.method == self.method
+        columns = self.fitted_.columns if again else fit_columns(X, self.categorical_features, weights)
+        target = self.fitted_.target if again else fit_target(y, name, weights)
+        x = encode(columns, X)
+        _warn_of_constants(x, y)
+        dtype = torch.float64 if small else getattr(torch, self.dtype)
+        place = {"dtype": dtype, "device": _device(self.device)}
+        data = _rows(x, target.encode(y), weights, place)
+        validation = None
+        if X_val is not None:
+            X_val, y_val, weights_val = self._checked(X_val, y_val, sample_weight_val, reset=False)
+            validation = _rows(encode(columns, X_val), target.encode(y_val), weights_val, place)
+        elif self.method not in FULL_BATCH:
+            data, validation = self._split(data, generator)
+        held_out = 0 if validation is None else len(validation.y)
+        summary = {
+            "rows": total if X_val is not None else total - held_out, "validation_rows": held_out,
+            "inputs": len(columns), "encoded_inputs": x.shape[1], "dtype": str(dtype).removeprefix("torch."),
+        }  # fmt: skip
+        if self.method in FULL_BATCH:
+            model, found = self._fit_full_batch(data, generator)
+        else:
+            model, found = self._fit_batches(data, validation, generator, self.fitted_.model if again else None)
+        self.fitted_ = Fitted(self.method, model, columns, target, summary | found)
+        self.validation_scores_ = None if validation is None else self._scores(validation)
+        self.fitted_.summary |= {
+            "kernel": self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__,
+            "validation_scores": self.validation_scores_,
+            "seconds": time.perf_counter() - start,
+        }
+        return self
+
+    def _fit_batches(
+        self, data: Data, validation: Data | None, generator: torch.Generator, start: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        settings = Settings(
+            METHODS[self.method],
+            self.kernel,
+            self.n_inducing,
+            self.n_inducing_variance,
+            beta=_given(self.beta),
+            gamma=_given(self.gamma),
+            epochs=_given(self.max_epochs),
+            batch_size=_given(self.batch_size),
+            learning_rate=_given(self.learning_rate),
+            patience=None if self.early_stopping is False else self.n_iter_no_change,
+        )
+        most = total_epochs(settings, len(data.y), validation is not None)
+        with _progress(most, "epoch", self.verbose) as show:
+            trained = train(settings, data, validation, generator=generator, start=start, on_epoch=show)
+        self.history_ = [_flat(record) for record in trained.history]
+        self.n_iter_ = len(self.history_)
+        self.beta_, self.gamma_ = trained.beta, trained.gamma
+        family = trained.model.family
+        return trained.model, {
+            "epochs": self.n_iter_, "best_epoch": trained.best_epoch, "beta": trained.beta, "gamma": trained.gamma,
+            "inducing_points": len(family.Z), "inducing_points_of_the_variance": len(family.variance_points),
+        }  # fmt: skip
+
+    def _fit_full_batch(self, data: Data, generator: torch.Generator) -> tuple[Any, dict[str, Any]]:
+        x, y, weights = data
+        if weights is not None:
+            copies = weights.round().long()
+            if not bool((copies == weights).all()):
+                raise ValueError(
+                    f"method={self.method!r} takes whole-number sample weights (copies of a row) only. Choose a method "
+                    "of paragp.METHODS for other weights."
+                )
+            x, y = x.repeat_interleave(copies, 0), y.repeat_interleave(copies)
+        iterations: dict[str, Any] = {} if self.max_epochs == "auto" else {"iterations": self.max_epochs}
+        with _progress(iterations.get("iterations"), "step", self.verbose) as show:
+            if self.method == "exact":
+                model: Any = fit_exact(
+                    self.kernel, x, y, generator=generator, progress=lambda: show(None), **iterations
+                )
+            else:
+                Z = kmeans(x, self.n_inducing, generator=generator)
+                model = fit_fitc(self.kernel, x, y, Z, progress=lambda: show(None), **iterations)
+        self.history_, self.n_iter_, self.beta_, self.gamma_ = [], 1, 1.0, None
+        return model, {"epochs": 1}
+
+    def _split(self, data: Data, generator: torch.Generator) -> tuple[Data, Data | None]:
+        """Training and validation rows, where validation is wanted and affordable."""
+        n = len(data.y)
+        searching = (self.beta == "auto" and len(METHODS[self.method].beta) > 1) or (
+            self.gamma == "auto" and len(METHODS[self.method].gamma) > 1
+        )
+        wanted = self.early_stopping is True or (n >= SPLIT_FROM and (self.early_stopping == "auto" or searching))
+        held_out = round(self.validation_fraction * n)
+        if not wanted or not 0 < held_out < n:
+            return data, None
+        order = torch.randperm(n, generator=generator).to(data.y.device)
+        return data.take(order[held_out:]), data.take(order[:held_out])
+
+    def _scores(self, validation: Data) -> dict[str, float]:
+        model, target = self.fitted_.model, self.fitted_.target
+        dist = model.predict(validation.x).rescaled(target.mean, target.deviation)
+        y = validation.y.double().numpy(force=True) * target.deviation + target.mean
+        return evaluate(dist, y, None if validation.weights is None else validation.weights.numpy(force=True))
+
+    # --- predicting ---
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+        """The mean of y for each row; with `return_std` also the deviation of y (function and noise together), with
+        `return_cov` also the covariance of y over the rows (n, n)."""
+        if return_std and return_cov:
+            raise ValueError("Choose one of return_std and return_cov.")
+        X = self._table(X)
+        if return_cov:
+            if n_rows(X) > JOINT_ROWS:
+                raise ValueError(
+                    f"A covariance over {n_rows(X)} rows would hold {n_rows(X)}^2 numbers; up to {JOINT_ROWS} rows are "
+                    "possible. Use return_std=True, or fewer rows."
+                )
+            return self.fitted_.predict(X).mean, self.fitted_.covariance(X)
+        if return_std:
+            dist = self.fitted_.predict(X)
+            return dist.mean, dist.std
+        return self.fitted_.predict_mean(X)
+
+    def predict_dist(self, X: Any) -> PredictiveDistribution:
+        """The distribution of y for each row, with its function and noise parts."""
+        return self.fitted_.predict(self._table(X))
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> Array:
+        """The central interval that holds y with probability `coverage`, (n, 2)."""
+        return self.predict_dist(X).interval(coverage)
+
+    def predict_quantiles(self, X: Any, alpha: ArrayLike = (0.05, 0.5, 0.95)) -> Array:
+        """Quantiles of y at the levels alpha, (n, k)."""
+        return self.predict_dist(X).ppf(np.atleast_1d(alpha))
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Joint draws of y over the rows, (n, n_samples). For independent draws: `predict_dist(X).sample(...)`."""
+        mean, covariance = self.predict(X, return_cov=True)
+        rng = check_random_state(random_state)
+        values, vectors = np.linalg.eigh(covariance)
+        root = vectors * np.sqrt(values.clip(min=0))
+        return mean[:, None] + root @ rng.standard_normal((len(mean), n_samples))
+
+    # --- what was learned ---
+
+    @property
+    def noise_std_(self) -> float:
+        """Deviation of the observation noise, in the units of y."""
+        return self._of_fitted("noise_std")
+
+    @property
+    def lengthscales_(self) -> dict[str, float] | None:
+        """One lengthscale per encoded column, in standardised units."""
+        return self._of_fitted("lengthscales")
+
+    @property
+    def feature_relevance_(self) -> dict[str, float] | None:
+        """Each input's share of the kernel's sensitivity."""
+        return self._of_fitted("feature_relevance")
+
+    def _of_fitted(self, name: str) -> Any:
+        if "fitted_" not in self.__dict__:  # hasattr() of an unfitted estimator must say no
+            raise AttributeError(f"{name}_ is known after fit.")
+        return getattr(self.fitted_, name)
+
+    # --- saving ---
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, keep_rows: bool = False) -> None:
+        """Write the fitted model as a folder (config.json, model.safetensors, README.md), without the training rows.
+
+        method="exact" cannot predict without its rows: `keep_rows=True` allows them into the folder.
+        """
+        check_is_fitted(self)
+        names = self.feature_names_in_.tolist() if hasattr(self, "feature_names_in_") else None
+        save(self.fitted_, path, feature_names=names, overwrite=overwrite, keep_rows=keep_rows)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The estimator of a folder written by `save`; it predicts as the saved one did, to the bit."""
+        fitted, names = load(path)
+        settings = {"kernel": fitted.summary.get("kernel", "matern52"), "dtype": fitted.summary["dtype"]}
+        estimator = cls(fitted.method, **settings)
+        estimator.fitted_ = fitted
+        estimator.n_features_in_ = len(fitted.columns)
+        if names is not None:
+            estimator.feature_names_in_ = np.asarray(names, dtype=object)
+        estimator.validation_scores_ = fitted.summary.get("validation_scores")
+        estimator.history_, estimator.n_iter_ = [], fitted.summary["epochs"]
+        estimator.beta_, estimator.gamma_ = fitted.summary.get("beta", 1.0), fitted.summary.get("gamma")
+        return estimator
+
+    # --- checks ---
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Array, Array | None]:
+        """X as a frame or a numeric array, y and weights as float64, rows of weight zero left out."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        X = self._validated(X, reset=reset)
+        y = _numeric_target(y)
+        check_consistent_length(X, y)
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            if not weights.any():
+                raise ValueError("All sample weights are zero. At least one row must count.")
+            kept = np.flatnonzero(weights)
+            if len(kept) < len(weights):
+                X, y, weights = take_rows(X, kept), y[kept], weights[kept]
+        if reset and len(y) < 2:
+            raise ValueError(
+                f"{type(self).__name__} needs at least 2 rows to learn a spread, got n_samples = {len(y)}. Pass more."
+            )
+        return X, y, weights
+
+    def _table(self, X: Any) -> Any:
+        """X to predict on, checked against what was fitted."""
+        check_is_fitted(self)
+        return self._validated(X, reset=False)
+
+    def _validated(self, X: Any, *, reset: bool) -> Any:
+        frame = as_frame(X)
+        if frame is None:
+            options: dict[str, Any] = {"dtype": None, "ensure_all_finite": False}
+            if not (isinstance(X, np.ndarray) and X.dtype == object and self._explicit_categories()):
+                options["dtype"] = "numeric"
+            return validate_data(self, X, reset=reset, **options)
+        names = column_names(X)
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"Column names must be distinct; {repeated[0]!r} stands {names.count(repeated[0])} times.")
+        if not names or not len(frame):
+            raise ValueError(
+                f"Found a table with {len(frame)} row(s) and {len(names)} column(s) (shape={frame.shape}) while a "
+                "minimum of 1 is required."
+            )
+        validate_data(self, X, reset=reset, skip_check_array=True)
+        return X
+
+    def _explicit_categories(self) -> bool:
+        asked = self.categorical_features
+        return asked is not None and not (isinstance(asked, str) and asked == "from_dtype")
+
+    def _check_parameters(self) -> None:
+        known = [*METHODS, *FULL_BATCH]
+        if self.method not in known:
+            raise ValueError(f"method must be one of {', '.join(known)}; got {self.method!r}.")
+        if isinstance(self.kernel, str):
+            if self.kernel not in KERNELS:
+                raise ValueError(
+                    f"kernel must be one of {', '.join(KERNELS)} or a gpytorch kernel; got {self.kernel!r}."
+                )
+        elif not isinstance(self.kernel, gpytorch.kernels.Kernel):
+            raise ValueError(f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}.")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f'dtype must be "float32" or "float64", got {self.dtype!r}.')
+        _check_number("n_inducing", self.n_inducing, whole=True, low=1)
+        if self.n_inducing_variance is not None:
+            _check_number("n_inducing_variance", self.n_inducing_variance, whole=True, low=1)
+        for name, low, whole in (("max_epochs", 1, True), ("batch_size", 1, True), ("n_iter_no_change", 1, True)):
+            _check_number(name, getattr(self, name), whole=whole, low=low, auto=name != "n_iter_no_change")
+        _check_number("learning_rate", self.learning_rate, above=0, auto=True)
+        _check_number("beta", self.beta, low=0, auto=True)
+        _check_number("gamma", self.gamma, above=1, auto=True)
+        _check_number("validation_fraction", self.validation_fraction, above=0, below=1)
+        if self.early_stopping not in (True, False, "auto"):
+            raise ValueError(f'early_stopping must be True, False or "auto", got {self.early_stopping!r}.')
+        if self.gamma != "auto" and not (self.method in METHODS and METHODS[self.method].gamma):
+            raise ValueError(f'method={self.method!r} has no gamma. Leave it at "auto".')
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        return tags
+
+
+def _warn_of_constants(x: Array, y: Array) -> None:
+    if np.ptp(y) == 0:
+        warnings.warn(
+            f"The target is constant ({y[0]:g}). The model will predict that value; is it the column you meant?",
+            UserWarning,
+            stacklevel=3,
+        )
+    elif not np.ptp(x, axis=0).any():
+        warnings.warn(
+            "All inputs are constant. The model can only predict the target's mean and deviation.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _check_number(
+    name: str,
+    value: Any,
+    *,
+    whole: bool = False,
+    low: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    auto: bool = False,
+) -> None:
+    """Refuse a parameter that is not a number in its range (or "auto", where allowed)."""
+    if auto and isinstance(value, str) and value == "auto":
+        return
+    kind = numbers.Integral if whole else numbers.Real
+    if isinstance(value, kind) and not isinstance(value, bool) and low <= float(value) and above < float(value) < below:
+        return
+    limits = [f"at least {low:g}"] * (low > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
+    limits += [f"below {below:g}"] * (below < math.inf)
+    wanted = f"a {'whole ' if whole else ''}number {' and '.join(limits)}" + (' or "auto"' if auto else "")
+    raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+
+
+def _given(value: Any) -> Any:
+    """The value, None for "auto"."""
+    return None if isinstance(value, str) else value
+
+
+def _target_name(y: Any) -> str:
+    return str(getattr(y, "name", None) or "y")
+
+
+def _numeric_target(y: Any) -> Array:
+    """y as float64 (n,), or an error that counts what is missing."""
+    y = column_or_1d(np.asarray(y) if not hasattr(y, "to_numpy") else y.to_numpy(), warn=True)
+    try:
+        found = np.array(
+            [math.nan if value is None else value for value in y] if y.dtype == object else y, dtype=np.float64
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"The target y must hold numbers: {error}.") from error
+    for what, bad in (("missing (NaN)", np.isnan(found)), ("infinite (inf)", np.isinf(found))):
+        if bad.any():
+            raise ValueError(
+                f"Input y contains {what} values in {int(bad.sum())} of {len(found)} rows, the first in row "
+                f"{int(np.flatnonzero(bad)[0])}. Leave those rows out."
+            )
+    return found
+
+
+def _rows(x: Array, y: Array, weights: Array | None, place: dict[str, Any]) -> Data:
+    tensors = [None if part is None else torch.from_numpy(part).to(**place) for part in (x, y, weights)]
+    return Data(*tensors)  # type: ignore[arg-type]
+
+
+def _device(name: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def _flat(record: Epoch) -> dict[str, float]:
+    values = asdict(record)
+    return values | values.pop("validation")
+
+
+@contextmanager
+def _progress(total: int | None, unit: str, verbose: int) -> Any:
+    """A bar with the validation NLL; a function to call after each epoch."""
+    with tqdm(total=total, unit=unit, desc="fit", disable=not verbose, dynamic_ncols=True) as bar:
+
+        def show(record: Epoch | None) -> None:
+            if record is not None and record.validation:
+                bar.set_postfix_str(f"validation NLL {record.validation['nll']:.3f}")
+            bar.update()
+
+        yield show

@@ -1,0 +1,116 @@
+"""Fitted: a trained model with the records that turn tables into its inputs and its outputs into the user's units."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paragp.data.tables import Array, Column, Target, encode, matrix_names, n_rows, owners, row_blocks
+from paragp.gp.exact import ExactGP
+from paragp.gp.kernels import lengthscales
+from paragp.gp.linalg import JITTER
+from paragp.gp.model import ParametricGP
+from paragp.predictive import PredictiveDistribution
+
+PRECISE_ROWS = 1000  # predicted in float64: one row alone and among others then agree to a few 1e-12
+BLOCK_ROWS = 20_000  # rows encoded at once: what a prediction allocates does not grow with the table
+
+
+@dataclass
+class Fitted:
+    """All that prediction needs, and nothing of the estimator: what is saved, exported and reported on."""
+
+    method: str  # a name of METHODS, "exact" or "fitc"
+    model: ParametricGP | ExactGP  # in standardised units
+    columns: tuple[Column, ...]
+    target: Target
+    summary: dict[str, Any]  # of the training: rows, settings found, validation scores; plain JSON values
+    _ready: dict[torch.dtype, tuple[Any, Any]] = field(
+        default_factory=dict, repr=False
+    )  # model and factor by precision
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ready": {}}
+
+    def __sklearn_clone__(self) -> "Fitted":
+        return self
+
+    def predict(self, X: Any) -> PredictiveDistribution:
+        """p(y | x) for each row of a table, in the user's units."""
+        n = n_rows(X)
+        mean, function_var, noise_var = np.empty(n), np.empty(n), np.empty(n)
+        start = 0
+        for x in self._inputs(X):
+            model, factor = self._prepared(x.dtype)
+            dist = model.predict(x, factor=factor)
+            rows = slice(start, start + len(x))
+            mean[rows], function_var[rows], noise_var[rows] = dist.mean, dist.function_var, dist.noise_var
+            start = rows.stop
+        return PredictiveDistribution(mean, function_var, noise_var).rescaled(self.target.mean, self.target.deviation)
+
+    def predict_mean(self, X: Any) -> Array:
+        """The mean alone: O(M) a row instead of O(M^2)."""
+        parts = []
+        for x in self._inputs(X):
+            model, factor = self._prepared(x.dtype)
+            if isinstance(model, ExactGP):
+                parts.append(model.predict(x, factor=factor).mean)
+            else:
+                parts.append(model.predict_mean(x, weights=model.mean_weights(factor)))
+        return np.concatenate(parts) * self.target.deviation + self.target.mean
+
+    def covariance(self, X: Any) -> Array:
+        """The covariance of y over all rows of a table, (n, n), in the user's units."""
+        x = torch.cat([part.double() for part in self._inputs(X)])
+        model, factor = self._prepared(torch.float64)
+        return model.predict_covariance(x, factor=factor) * self.target.deviation**2
+
+    @property
+    def noise_std(self) -> float:
+        """The deviation of the observation noise, in the user's units."""
+        return float(self.model.noise.detach().sqrt()) * self.target.deviation
+
+    @property
+    def lengthscales(self) -> dict[str, float] | None:
+        """One per column of the matrix, in its standardised units; None for a kernel without."""
+        names = matrix_names(self.columns)
+        found = lengthscales(self.model.kernel, len(names))
+        return None if found is None else dict(zip(names, found.tolist(), strict=True))
+
+    @property
+    def feature_relevance(self) -> dict[str, float] | None:
+        """Each input's share of the kernel's sensitivity: 1 / lengthscale^2, summed over its columns, of the whole.
+
+        An indicator varies less than a standardised number; its part is scaled by the variance of a fair coin, 1/4.
+        """
+        found = lengthscales(self.model.kernel, len(matrix_names(self.columns)))
+        if found is None:
+            return None
+        spread = [1.0 if name == c.name else 0.25 for c in self.columns for name in c.outputs]
+        totals = np.zeros(len(self.columns))
+        np.add.at(totals, owners(self.columns), np.array(spread) / found**2)
+        return dict(zip((c.name for c in self.columns), (totals / totals.sum()).tolist(), strict=True))
+
+    def _inputs(self, X: Any) -> Iterator[Tensor]:
+        """The rows in blocks, in the precision they are predicted in."""
+        parameter = next(self.model.parameters())
+        dtype = torch.float64 if n_rows(X) <= PRECISE_ROWS else parameter.dtype
+        for block in row_blocks(X, BLOCK_ROWS):
+            yield torch.from_numpy(encode(self.columns, block)).to(parameter.device, dtype)
+
+    def _prepared(self, dtype: torch.dtype) -> tuple[Any, Any]:
+        """The model in a precision, and its factorisation, made once."""
+        if dtype not in self._ready:
+            own = next(self.model.parameters()).dtype
+            model = self.model
+            if dtype != own:
+                model = copy.deepcopy(model).to(dtype)
+                if isinstance(model, ParametricGP) and model.family.jitter is None:
+                    model.family.jitter = JITTER[own]  # the jitter belongs to what was trained
+            with torch.no_grad():
+                self._ready[dtype] = model, model.factorise()
+        return self._ready[dtype]
