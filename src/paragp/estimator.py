@@ -44,6 +44,7 @@ from paragp.training.recipe import Settings, total_epochs, train
 FULL_BATCH = ("exact", "fitc")  # methods outside the registry: no mini-batches, no grid
 SPLIT_FROM = 100  # rows: below, none are spared for validation unless early_stopping=True asks for it
 PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` says: it costs little there
+LARGEST = 1e140  # spread of a target, and one over it the smallest: squares must stay in range
 JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
 
 
@@ -175,7 +176,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         """
         start = time.perf_counter()
         self._check_parameters()
-        name = _target_name(y)
+        device, name = _device(self.device), _target_name(y)
         X, y, weights = self._checked(X, y, sample_weight, reset=True)
         total = len(y)
         small = total <= PRECISE_ROWS
@@ -192,7 +193,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         x = encode(columns, X)
         _warn_of_constants(x, y)
         dtype = torch.float64 if small else getattr(torch, self.dtype)
-        place = {"dtype": dtype, "device": _device(self.device)}
+        place = {"dtype": dtype, "device": device}
         data = _rows(x, target.encode(y), weights, place)
         validation = None
         if X_val is not None:
@@ -408,11 +409,11 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             options: dict[str, Any] = {"dtype": None, "ensure_all_finite": False}
             if not (isinstance(X, np.ndarray) and X.dtype == object and self._explicit_categories()):
                 options["dtype"] = "numeric"
-            return validate_data(self, X, reset=reset, **options)
+            try:
+                return validate_data(self, X, reset=reset, **options)
+            except OverflowError as error:
+                raise ValueError(f"X holds a number too large for float64: {error}.") from error
         names = column_names(X)
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"Column names must be distinct; {repeated[0]!r} stands {names.count(repeated[0])} times.")
         if not names or not len(frame):
             raise ValueError(
                 f"Found a table with {len(frame)} row(s) and {len(names)} column(s) (shape={frame.shape}) while a "
@@ -515,6 +516,9 @@ def _numeric_target(y: Any) -> Array:
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"The target y must hold numbers: {error}.") from error
+    spread = np.ptp(found) if np.isfinite(found).all() else 1.0
+    if spread and not 1 / LARGEST < spread < LARGEST:
+        raise ValueError(f"The target y spreads over {spread:.0e}; squares of that are not numbers. Rescale y.")
     for what, bad in (("missing (NaN)", np.isnan(found)), ("infinite (inf)", np.isinf(found))):
         if bad.any():
             raise ValueError(
@@ -529,8 +533,11 @@ def _rows(x: Array, y: Array, weights: Array | None, place: dict[str, Any]) -> D
     return Data(*tensors)  # type: ignore[arg-type]
 
 
-def _device(name: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except RuntimeError as error:
+        raise ValueError(f'device must be "auto" or a torch device such as "cpu" or "cuda:0", got {name!r}.') from error
 
 
 def _flat(record: Epoch) -> dict[str, float]:

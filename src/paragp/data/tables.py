@@ -340,6 +340,10 @@ def _column(record: Any) -> Column:
         raise ValueError("the categories of a column record must be a list of text")
     if record["kind"] not in ("numeric", "categorical"):
         raise ValueError(f"the kind of a column must be numeric or categorical, got {_shown(record['kind'])}")
+    if record["kind"] == "numeric" and (categories or record["other"]):
+        raise ValueError(f"column {record['name']!r} is numeric and has categories")
+    if len(set(categories)) < len(categories):
+        raise ValueError(f"column {record['name']!r} has a category twice")
     if not (math.isfinite(record["mean"]) and math.isfinite(record["deviation"]) and record["deviation"] > 0):
         raise ValueError(f"column {record['name']!r} has no finite mean and positive deviation")
     return Column(**{**record, "categories": tuple(categories)})

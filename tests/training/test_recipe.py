@@ -1,0 +1,101 @@
+"""Starting points, early stopping on the best state, and the search of a method's grid in one pass."""
+
+import numpy as np
+import pytest
+import torch
+
+from paragp import METHODS, Data
+from paragp.training import recipe
+from paragp.training.loop import TrainingDivergedError
+from paragp.training.recipe import Settings, total_epochs, train, trials
+
+from cases import generator
+
+
+def rows(n=60, seed=0):
+    x = torch.randn(n, 2, generator=generator(seed), dtype=torch.float64)
+    return Data(x, torch.sin(2 * x[:, 0]) + 0.1 * torch.randn(n, generator=generator(seed + 1), dtype=torch.float64))
+
+
+def settings(method="ppgpr-mf", **options):
+    return Settings(METHODS[method], **{"n_inducing": 6, "epochs": 10, **options})
+
+
+def test_automatic_lengths_follow_the_rows():
+    automatic = Settings(METHODS["svgp"])
+    assert automatic.config(300).batch_size == 300
+    assert automatic.config(300).epochs == recipe.EPOCHS[1]
+    assert automatic.config(10_000_000).epochs == recipe.EPOCHS[0]
+    steps = [automatic.config(n).epochs * np.ceil(n / automatic.config(n).batch_size) for n in (10_000, 50_000)]
+    assert steps == [recipe.STEPS, recipe.STEPS]
+    assert Settings(METHODS["svgp"], epochs=7, batch_size=13, learning_rate=0.5).config(300).batch_size == 13
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_grid_is_the_rows_and_its_first_value_comes_first(name):
+    method = METHODS[name]
+    found = trials(settings(name), searching=True)
+    assert len(found) == len(method.beta) * max(1, len(method.gamma))
+    assert found[0].beta == method.beta[0]
+    assert trials(settings(name), searching=False) == found[:1]
+    assert trials(settings(name, beta=0.7), searching=True)[0].beta == 0.7
+
+
+def test_without_validation_rows_the_last_epoch_counts():
+    trained = train(settings(), rows(), generator=generator())
+    assert len(trained.history) == trained.best_epoch == 10
+    assert trained.beta == METHODS["ppgpr-mf"].beta[0]
+
+
+def test_the_best_trial_is_kept():
+    data, validation = rows(), rows(seed=5)
+    found = train(settings(), data, validation, generator=generator())
+    assert len(found.history) == total_epochs(settings(), 60, True) == 10 + 3
+    scores = [record.validation["nll"] for record in found.history]
+    assert found.best_epoch == int(np.argmin(scores)) + 1
+    dist = found.model.predict(validation.x)
+    assert -dist.logpdf(validation.y.numpy()).mean() == pytest.approx(min(scores))
+    grid = METHODS["ppgpr-mf"].beta
+    expected = grid[0] if found.best_epoch <= 10 else grid[found.best_epoch - 10]
+    assert found.beta == expected
+
+
+def test_patience_ends_a_trial():
+    found = train(
+        settings(beta=0.05, epochs=200, learning_rate=0.5, patience=3), rows(), rows(seed=5), generator=generator()
+    )
+    assert len(found.history) == found.best_epoch + 3 < 200
+    unending = settings(beta=0.05, epochs=20, learning_rate=0.5, patience=None)
+    assert len(train(unending, rows(), rows(seed=5), generator=generator()).history) == 20
+
+
+def test_training_goes_on_at_a_lower_rate_after_it_diverged(monkeypatch):
+    rates = []
+    fit = recipe.fit
+
+    def failing_at_first(model, objective, data, config, **options):
+        rates.append(config.learning_rate)
+        if len(rates) < 3:
+            raise TrainingDivergedError("it went wrong", step=1, parameter=None, history=[])
+        return fit(model, objective, data, config, **options)
+
+    monkeypatch.setattr(recipe, "fit", failing_at_first)
+    with pytest.warns(RuntimeWarning, match="goes on from the last good state"):
+        train(settings(learning_rate=0.1), rows(), generator=generator())
+    assert rates == pytest.approx([0.1, 0.01, 0.001])
+
+
+def test_training_that_always_diverges_is_an_error_in_words(monkeypatch):
+    def failing(*_, **__):
+        raise TrainingDivergedError("it went wrong", step=1, parameter=None, history=[])
+
+    monkeypatch.setattr(recipe, "fit", failing)
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="diverged at every learning rate"):
+        train(settings(), rows(), generator=generator())
+
+
+def test_a_model_to_start_from_is_trained_further():
+    first = train(settings(beta=0.05), rows(), generator=generator())
+    second = train(settings(beta=0.05), rows(), generator=generator(), start=first.model)
+    assert second.model is first.model
+    assert second.history[0].objective > first.history[0].objective
