@@ -207,6 +207,15 @@ def test_warm_start_goes_on_where_it_was():
     assert model.history_[-1]["objective"] > first[1]
 
 
+def test_warm_start_takes_more_rows_but_not_other_columns():
+    many = rng.normal(size=(PRECISE_ROWS + 100, 3))
+    model = quick(warm_start=True).fit(X, Y).fit(many, many[:, 0])
+    assert model.fitted_.summary["dtype"] == "float32"
+    assert np.isfinite(model.predict(many)).all()
+    with pytest.raises(ValueError, match="expecting 3 features"):
+        model.fit(X[:, :2], Y)
+
+
 def test_inducing_points_are_as_asked_and_never_more_than_rows():
     family = quick(n_inducing=8, n_inducing_variance=5).fit(X, Y).fitted_.model.family
     assert len(family.Z) == 8

@@ -176,24 +176,24 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         """
         start = time.perf_counter()
         self._check_parameters()
+        if (X_val is None) != (y_val is None):
+            raise ValueError("Pass both X_val and y_val, or neither.")
         device, name = _device(self.device), _target_name(y)
-        X, y, weights = self._checked(X, y, sample_weight, reset=True)
+        again = self.warm_start and hasattr(self, "fitted_") and self.fitted_.method == self.method
+        X, y, weights = self._checked(X, y, sample_weight, reset=not again)
         total = len(y)
         small = total <= PRECISE_ROWS
         if small:  # whatever the order of the rows, and whether copies or weights: the same result to the bit
             rows, weights = distinct_rows(X, y, weights)
             X, y = take_rows(X, rows), y[rows]
-        if (X_val is None) != (y_val is None):
-            raise ValueError("Pass both X_val and y_val, or neither.")
         rng = check_random_state(self.random_state)
         generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
-        again = self.warm_start and hasattr(self, "fitted_") and self.fitted_.method == self.method
         columns = self.fitted_.columns if again else fit_columns(X, self.categorical_features, weights)
         target = self.fitted_.target if again else fit_target(y, name, weights)
         x = encode(columns, X)
         _warn_of_constants(x, y)
         dtype = torch.float64 if small else getattr(torch, self.dtype)
-        place = {"dtype": dtype, "device": device}
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
         data = _rows(x, target.encode(y), weights, place)
         validation = None
         if X_val is not None:
@@ -209,7 +209,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         if self.method in FULL_BATCH:
             model, found = self._fit_full_batch(data, generator)
         else:
-            model, found = self._fit_batches(data, validation, generator, self.fitted_.model if again else None)
+            before = self.fitted_.model.to(**place) if again else None
+            model, found = self._fit_batches(data, validation, generator, before)
         self.fitted_ = Fitted(self.method, model, columns, target, summary | found)
         self.validation_scores_ = None if validation is None else self._scores(validation)
         self.fitted_.summary |= {
@@ -364,8 +365,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """The estimator of a folder written by `save`; it predicts as the saved one did, to the bit."""
         fitted, names = load(path)
-        settings = {"kernel": fitted.summary.get("kernel", "matern52"), "dtype": fitted.summary["dtype"]}
-        estimator = cls(fitted.method, **settings)
+        kernel = fitted.summary["kernel"]
+        estimator = cls(fitted.method, kernel=kernel if kernel in KERNELS else fitted.model.kernel)
         estimator.fitted_ = fitted
         estimator.n_features_in_ = len(fitted.columns)
         if names is not None:

@@ -36,9 +36,6 @@ class Fitted:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ready": {}}
 
-    def __sklearn_clone__(self) -> "Fitted":
-        return self
-
     def predict(self, X: Any) -> PredictiveDistribution:
         """p(y | x) for each row of a table, in the user's units."""
         n = n_rows(X)
