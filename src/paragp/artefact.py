@@ -1,20 +1,22 @@
 """A fitted model as a folder: config.json, model.safetensors and a README.md for people. No pickle, no training rows.
 
 `load` trusts nothing it reads: format and version, the checksums of both files, names, types, shapes and finiteness are
-checked before a tensor reaches a model, and whatever is wrong is said in one sentence (`ModelFileError`).
+checked before a model is handed out, and whatever is wrong is said in one sentence (`ModelFileError`).
 """
 
 import copy
 import hashlib
+import html
 import json
 import math
+import os
+import reprlib
 from dataclasses import asdict
 from importlib.metadata import version
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import safetensors
+import numpy as np
 import torch
 from gpytorch import constraints, kernels
 from gpytorch.kernels import Kernel
@@ -23,11 +25,13 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from paragp.atomic import writing_folder
-from paragp.data.tables import Target, from_records, matrix_names, to_records
+from paragp.data.tables import Target, encode, from_records, matrix_names, to_records
 from paragp.fitted import Fitted
+from paragp.gp.covariances import Dense
 from paragp.gp.exact import ExactGP
 from paragp.gp.kernels import covariance, kernel_name
 from paragp.gp.methods import METHODS
+from paragp.gp.model import ParametricGP
 
 FORMAT, VERSION = "paragp model", 1
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
@@ -38,9 +42,12 @@ class ModelFileError(ValueError):
     """A folder that is not a whole, unaltered model of this library."""
 
 
+# --- writing ---
+
+
 def save(
     fitted: Fitted,
-    path: str | PathLike[str],
+    path: str | os.PathLike[str],
     *,
     feature_names: list[str] | None = None,
     overwrite: bool = False,
@@ -54,190 +61,304 @@ def save(
             "An exact GP predicts from its training rows, and a saved model holds none. Pass keep_rows=True to store "
             "them, or fit another method."
         )
-    _check_free(path, overwrite)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    check_destination(path, overwrite=overwrite)
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     config = {
         "format": FORMAT,
         "version": VERSION,
         "library": version("paragp"),
         "method": fitted.method,
-        "kernel": describe(model.kernel, len(matrix_names(fitted.columns))),
+        "kernel": describe(model.kernel),
         "noise_floor": model.likelihood.floor,
         "solver": model.solver if isinstance(model, ExactGP) else None,
         "columns": to_records(fitted.columns),
         "target": asdict(fitted.target),
         "feature_names": feature_names,
-        "summary": _plain(fitted.summary),
-        "tensors": {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()},
+        "summary": plain(fitted.summary),
+        "tensors": _announced(tensors),
     }
+    _check_twin(model, config, tensors)
     data = save_tensors(tensors)
     config["tensors_sha256"] = hashlib.sha256(data).hexdigest()
     config["config_sha256"] = _checksum(config)
-    with writing_folder(path) as part:
-        (part / TENSORS).write_bytes(data)
-        (part / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False), encoding="utf-8")
-        (part / CARD).write_text(card(fitted), encoding="utf-8")
-
-
-def load(path: str | PathLike[str]) -> tuple[Fitted, list[str] | None]:
-    """The fitted model of a folder written by `save`, and the feature names it was fitted with (None: an array)."""
-    path = Path(path)
-    config = read_config(path)
     try:
-        data = (path / TENSORS).read_bytes()
-    except FileNotFoundError:
-        raise ModelFileError(f"{path} is not a whole model: {TENSORS} is missing.") from None
-    if hashlib.sha256(data).hexdigest() != config.get("tensors_sha256"):
-        raise ModelFileError(f"{path / TENSORS} is truncated or was altered: its checksum is not the one in {CONFIG}.")
-    try:
-        tensors = load_tensors(data)
-        fitted = _assemble(config, tensors)
-    except ModelFileError:
-        raise
-    except (safetensors.SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise ModelFileError(f"{path} cannot be read as a model: {_sentence(error)}") from error
-    names = config["feature_names"]
-    return fitted, names
+        with writing_folder(path) as part:
+            (part / TENSORS).write_bytes(data)
+            (part / CONFIG).write_bytes(json.dumps(config, indent=1).encode())
+            (part / CARD).write_bytes(card(fitted).encode())
+    except OSError as error:
+        raise OSError(error.errno, f"The model cannot be written to {path}: {error.strerror}") from error
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The config of a model folder, checked to be whole."""
+def check_destination(path: Path, *, overwrite: bool) -> None:
+    """Refuse to write where it is not possible, and over anything, unless asked to replace a model."""
     if not path.exists():
-        raise FileNotFoundError(f"There is no model at {path}.")
-    if not path.is_dir() or not (path / CONFIG).is_file():
-        raise ModelFileError(f"{path} is not a model folder: it has no {CONFIG}.")
-    if (path / CONFIG).stat().st_size > CONFIG_LIMIT:
-        raise ModelFileError(f"{path / CONFIG} is larger than a config can be.")
-    try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path / CONFIG} is truncated or not JSON: {_sentence(error)}") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ModelFileError(f"{path} is not a model of this library: {CONFIG} does not say it is a {FORMAT!r}.")
-    if config.get("version") != VERSION:
-        raise ModelFileError(
-            f"{path} has format version {config.get('version')!r}; this paragp ({version('paragp')}) reads version "
-            f"{VERSION}. Load it with the paragp that wrote it ({config.get('library')!r})."
-        )
-    if config.get("config_sha256") != _checksum(config):
-        raise ModelFileError(f"{path / CONFIG} was altered after it was saved: its checksum does not fit.")
-    return config
-
-
-def _assemble(config: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
-    """A model from checked parts."""
-    found = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
-    if found != config["tensors"]:
-        raise ModelFileError("The tensors are not those that the config announces.")
-    for name, tensor in tensors.items():
-        if name.rpartition(".")[2] not in ("lower_bound", "upper_bound") and not bool(torch.isfinite(tensor).all()):
-            raise ModelFileError(f"The tensor {name!r} holds NaN or infinite values.")
-    columns, method = from_records(config["columns"]), config["method"]
-    kernel = build(config["kernel"])
-    if method == "exact":
-        model: Any = ExactGP(kernel, tensors["X"], tensors["y"], solver=config["solver"])
-        model.likelihood.floor = config["noise_floor"]
-    else:
-        row = METHODS["vfitc" if method == "fitc" else method]  # FITC is VFITC's family at its optimum
-        Z_variance = tensors["family.Z_variance"] if row.two_sets else None
-        model = row.model(kernel, tensors["family.Z"], Z_variance, noise_floor=config["noise_floor"])
-    model.load_state_dict(tensors)
-    target = Target(**config["target"])
-    if not (math.isfinite(target.mean) and math.isfinite(target.deviation) and target.deviation > 0):
-        raise ModelFileError("The target has no finite mean and positive deviation.")
-    points = model.X if isinstance(model, ExactGP) else model.family.Z
-    if points.shape[1] != len(matrix_names(columns)):
-        raise ModelFileError(
-            f"The columns give {len(matrix_names(columns))} inputs, the tensors are for {points.shape[1]}."
-        )
-    return Fitted(method, model, columns, target, config["summary"])
-
-
-def _check_free(path: Path, overwrite: bool) -> None:
-    """Refuse to write over anything, unless asked to replace a model."""
-    if not path.exists():
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{path} cannot be written: {folder} is not a folder that may be written to.")
         return
     if path.is_dir() and not any(path.iterdir()):
         return
     if not overwrite:
-        raise FileExistsError(f"{path} exists. Choose another path, or allow it to be overwritten.")
-    if not (path / CONFIG).is_file() or not (path / TENSORS).is_file():
-        raise FileExistsError(f"{path} is not a model, so it is not overwritten. Choose another path.")
+        raise FileExistsError(f"{path} exists. Choose another path, or overwrite it (overwrite=True, or --force).")
+    try:
+        _parsed(path)
+        others = sorted({file.name for file in path.iterdir()} - {CONFIG, TENSORS, CARD})
+    except ModelFileError:
+        raise FileExistsError(f"{path} is not a model, so it is not overwritten. Choose another path.") from None
+    if others:
+        raise FileExistsError(
+            f"{path} holds more than a model ({others[0]!r}), so it is not overwritten. Choose another path."
+        )
+
+
+def _check_twin(model: ParametricGP | ExactGP, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Refuse a model that would not come back as it is."""
+    d = len(matrix_names(from_records(config["columns"])))
+    twin = _assemble(config, tensors).model
+    if not torch.equal(_kernel_values(model.kernel, d), _kernel_values(twin.kernel, d)):
+        raise ValueError(
+            f"The kernel {kernel_name(model.kernel)} cannot be stored: rebuilt from its parts it gives other values."
+        )
+
+
+# --- reading ---
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Fitted, list[str] | None]:
+    """The fitted model of a folder written by `save`, and the feature names it was fitted with (None: an array)."""
+    path = Path(path)
+    config = read_config(path)
+    data = _bytes(path / TENSORS)
+    if hashlib.sha256(data).hexdigest() != config.get("tensors_sha256"):
+        raise ModelFileError(f"{path / TENSORS} is truncated or was altered: its checksum is not the one in {CONFIG}.")
+    try:
+        return _assemble(config, load_tensors(data)), config["feature_names"]
+    except Exception as error:  # anyone may have written the folder: whatever goes wrong here is wrong there
+        raise ModelFileError(f"{path} cannot be read as a model: {_sentence(error)}") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config of a model folder, checked to be whole."""
+    config = _parsed(path)
+    if config.get("version") != VERSION:
+        raise ModelFileError(
+            f"{path} has format version {reprlib.repr(config.get('version'))}; this paragp ({version('paragp')}) reads "
+            f"version {VERSION}. Load it with the paragp that wrote it ({reprlib.repr(config.get('library'))})."
+        )
+    try:
+        whole = config.get("config_sha256") == _checksum(config)
+    except RecursionError:
+        whole = False
+    if not whole:
+        raise ModelFileError(f"{path / CONFIG} was altered after it was saved: its checksum does not fit.")
+    return config
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """The config of a folder that says it is a model."""
+    if not path.exists():
+        raise FileNotFoundError(f"There is no model at {path}.")
+    if not (path / CONFIG).is_file():
+        raise ModelFileError(f"{path} is not a model folder: it has no {CONFIG}.")
+    if (path / CONFIG).stat().st_size > CONFIG_LIMIT:
+        raise ModelFileError(f"{path / CONFIG} is larger than a config can be.")
+    try:
+        config = json.loads(_bytes(path / CONFIG))
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path / CONFIG} is truncated or not JSON: {_sentence(error)}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ModelFileError(f"{path} is not a model of this library: {CONFIG} does not say it is a {FORMAT!r}.")
+    return config
+
+
+def _bytes(file: Path) -> bytes:
+    if not file.is_file():
+        raise ModelFileError(f"{file.parent} is not a whole model: {file.name} is missing.")
+    return file.read_bytes()
+
+
+def _assemble(config: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
+    """A model from its parts, of which nothing is taken for granted."""
+    if config["tensors"] != _announced(tensors):
+        raise ValueError("the tensors are not those that the config announces")
+    columns, target, summary = from_records(config["columns"]), _target(config["target"]), config["summary"]
+    names = [column.name for column in columns]
+    d = encode(columns, np.empty((0, len(columns)))).shape[1]
+    if d != len(matrix_names(columns)) or len(set(names)) < len(names):
+        raise ValueError("the columns contradict each other")
+    if config["feature_names"] not in (None, names):
+        raise ValueError("the feature names are not those of the columns")
+    if not isinstance(config["library"], str) or not config["library"].isprintable():
+        raise ValueError("the config does not name the library that wrote it")
+    _check_summary(summary)
+    model = _model(config, tensors, d)
+    found, expected = _announced(tensors), _announced(model.state_dict())
+    for name in found | expected:
+        if found.get(name) != expected.get(name):
+            raise ValueError(
+                f"the tensor {name!r} is {found.get(name, 'missing')}, not {expected.get(name, 'expected')}"
+            )
+    model.load_state_dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.isnan().any() or (not name.endswith("_bound") and tensor.isinf().any()):  # a bound may be infinite
+            raise ValueError(f"the tensor {name!r} holds NaN or infinite values")
+    if not bool(_kernel_values(model.kernel, d).isfinite().all()):
+        raise ValueError("the kernel gives NaN or infinite values")
+    return Fitted(config["method"], model, columns, target, summary)
+
+
+def _model(config: dict[str, Any], tensors: dict[str, Tensor], d: int) -> Any:
+    """A model of the right shape; its values are loaded next."""
+    method, floor, kernel = config["method"], config["noise_floor"], build(config["kernel"], d)
+    if not _is_number(floor) or not 0 <= floor < 0.1:
+        raise ValueError("the noise floor is not a small number")
+    exact = method == "exact"
+    points = tensors["X" if exact else "family.Z"]
+    if points.dtype not in (torch.float32, torch.float64) or points.ndim != 2 or points.shape[1] != d:
+        raise ValueError(f"the columns give {d} inputs, the tensors are {points.dtype} of shape {list(points.shape)}")
+    if exact:
+        if tensors["y"].shape != points.shape[:1] or not len(points):
+            raise ValueError("X and y are not as many rows")
+        model = ExactGP(kernel, points, tensors["y"], solver=config["solver"])
+        model.likelihood.floor = floor
+        return model
+    row = METHODS["vfitc" if method == "fitc" else method]  # FITC is VFITC's family at its optimum
+    Z_variance = tensors["family.Z_variance"] if row.two_sets else None
+    M = len(points if Z_variance is None else Z_variance)
+    if row.covariance is Dense and tensors["family.S.L"].shape != (M, M):  # before that much memory is taken
+        raise ValueError(f"the covariance of {M} inducing points is of another size")
+    return row.model(kernel, points, Z_variance, noise_floor=floor)
+
+
+def _target(record: Any) -> Target:
+    target = Target(**record)
+    if not isinstance(target.name, str) or not _is_number(target.mean) or not _is_number(target.deviation):
+        raise ValueError("the target has no name, mean and deviation")
+    if not target.deviation > 0:
+        raise ValueError("the target's deviation is not positive")
+    return target
+
+
+def _check_summary(summary: Any) -> None:
+    counts = ("rows", "validation_rows", "inputs", "encoded_inputs", "epochs")
+    if not isinstance(summary, dict) or not all(type(summary.get(name)) is int for name in counts):
+        raise ValueError(f"the summary of the training does not hold {', '.join(counts)}")
+    if summary.get("dtype") not in ("float32", "float64") or not isinstance(summary.get("kernel"), str):
+        raise ValueError("the summary of the training does not name the precision and the kernel")
+    scores = summary.get("validation_scores") or {}
+    if not isinstance(scores, dict) or not all(score is None or _is_number(score) for score in scores.values()):
+        raise ValueError("the validation scores are not numbers")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e308
+
+
+def _announced(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
+
+
+def _checksum(config: dict[str, Any]) -> str:
+    content = {key: value for key, value in config.items() if key != "config_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """The value with None for numbers that JSON has no word for."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _sentence(error: BaseException) -> str:
+    text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return " ".join(text.split())[:300].rstrip(".") + "."
 
 
 # --- kernels as JSON ---
 
+SCALE = "ScaleKernel"
 PLAIN = ("RBFKernel", "MaternKernel", "RQKernel", "PeriodicKernel", "LinearKernel", "CosineKernel")
 JOINT = ("AdditiveKernel", "ProductKernel")
-CONSTRAINTS = ("Positive", "GreaterThan", "LessThan", "Interval")
+DEEPEST = 20  # kernels within kernels: much deeper ones end the process (torch aborts) and not with an exception
+CONSTRAINTS: dict[str, tuple[Any, ...]] = {  # with bounds that the stored ones replace
+    "Positive": (constraints.Positive,), "GreaterThan": (constraints.GreaterThan, 0.0),
+    "LessThan": (constraints.LessThan, 0.0), "Interval": (constraints.Interval, 0.0, 1.0),
+}  # fmt: skip
 
 
-def describe(kernel: Kernel, d: int) -> dict[str, Any]:
-    """A kernel on d inputs as JSON, or a ValueError that says why it cannot be one."""
-    description = _describe(kernel)
-    twin = build(description).to(next(kernel.parameters()).dtype)
-    try:
-        twin.load_state_dict(kernel.state_dict())
-    except RuntimeError as error:
-        raise ValueError(f"The kernel {kernel_name(kernel)} cannot be stored: {_sentence(error)}") from error
-    x = torch.linspace(-1, 1, 3 * d, dtype=torch.float64).reshape(3, d)
-    with torch.no_grad():
-        same = torch.equal(*(covariance(k.double(), x, x.clone()) for k in (copy.deepcopy(kernel), twin)))
-    if not same:
-        raise ValueError(
-            f"The kernel {kernel_name(kernel)} cannot be stored: rebuilt from its parts it gives other values."
-        )
-    return description
-
-
-def _describe(kernel: Kernel) -> dict[str, Any]:
+def describe(kernel: Kernel) -> dict[str, Any]:
+    """A kernel as JSON, or a ValueError that says why it cannot be one. Its parameters are tensors, stored as such."""
     name = type(kernel).__name__
-    known = type(kernel) is getattr(kernels, name, None) and name in ("ScaleKernel", *JOINT, *PLAIN)
-    if not known or tuple(kernel.batch_shape):
+    known = type(kernel) is getattr(kernels, name, None) and name in (SCALE, *JOINT, *PLAIN)
+    if not known or tuple(kernel.batch_shape) or kernel._priors:
         raise ValueError(
-            f"The kernel {kernel_name(kernel)} cannot be stored: {name} is not one of ScaleKernel, {', '.join(JOINT)}, "
-            f"{', '.join(PLAIN)} (without batches). Use a kernel by name, or one built of these."
+            f"The kernel {kernel_name(kernel)} cannot be stored: {name} is not one of {SCALE}, {', '.join(JOINT)}, "
+            f"{', '.join(PLAIN)} (without batches and priors). Use a kernel by name, or one built of these."
         )
+    bounds = {parameter.removesuffix("_constraint"): type(c) for parameter, c in kernel._constraints.items()}
+    for constraint in bounds.values():
+        if CONSTRAINTS.get(constraint.__name__, (None,))[0] is not constraint:
+            raise ValueError(
+                f"The kernel {kernel_name(kernel)} cannot be stored: its constraint {constraint.__name__} is unknown."
+            )
     description: dict[str, Any] = {
         "type": name,
-        "constraints": {n.removesuffix("_constraint"): type(c).__name__ for n, c in kernel._constraints.items()},
+        "constraints": {parameter: constraint.__name__ for parameter, constraint in bounds.items()},
     }
-    for constraint in description["constraints"].values():
-        if constraint not in CONSTRAINTS:
-            raise ValueError(
-                f"The kernel {kernel_name(kernel)} cannot be stored: its constraint {constraint} is unknown."
-            )
-    if name == "ScaleKernel":
-        return description | {"base": _describe(kernel.base_kernel)}
+    if name == SCALE:
+        return description | {"base": describe(kernel.base_kernel)}
     if name in JOINT:
-        return description | {"parts": [_describe(part) for part in kernel.kernels]}
+        return description | {"parts": [describe(part) for part in kernel.kernels]}
     description["active_dims"] = None if kernel.active_dims is None else kernel.active_dims.tolist()
     description["ard_num_dims"] = kernel.ard_num_dims
     return description | ({"nu": kernel.nu} if name == "MaternKernel" else {})
 
 
-def build(description: Any) -> Kernel:
-    """The kernel of a description, with parameters yet to be loaded."""
-    if not isinstance(description, dict) or description.get("type") not in ("ScaleKernel", *JOINT, *PLAIN):
+def build(description: Any, d: int, depth: int = 0) -> Kernel:
+    """The kernel of a description on d inputs, with parameters yet to be loaded."""
+    if depth > DEEPEST:
+        raise ValueError(f"the kernel is nested in more than {DEEPEST} others")
+    if not isinstance(description, dict) or description.get("type") not in (SCALE, *JOINT, *PLAIN):
         raise ValueError("the kernel's description names no known kernel")
     name = description["type"]
-    if name == "ScaleKernel":
-        kernel = kernels.ScaleKernel(build(description["base"]))
+    if name == SCALE:
+        kernel = kernels.ScaleKernel(build(description["base"], d, depth + 1))
     elif name in JOINT:
-        kernel = getattr(kernels, name)(*(build(part) for part in description["parts"]))
+        if not description["parts"]:
+            raise ValueError(f"the {name} has no parts")
+        kernel = getattr(kernels, name)(*(build(part, d, depth + 1) for part in description["parts"]))
     else:
-        options = {key: description[key] for key in ("ard_num_dims", "nu") if key in description}
-        active = description["active_dims"]
-        kernel = getattr(kernels, name)(active_dims=None if active is None else tuple(active), **options)
+        active, ard = description["active_dims"], description["ard_num_dims"]
+        inputs = list(range(d)) if active is None else active
+        if not inputs or not all(type(i) is int and 0 <= i < d for i in inputs):
+            raise ValueError(f"the active_dims of a kernel are not among its {d} inputs")
+        if ard not in (None, 1, len(inputs)):
+            raise ValueError(f"a kernel on {len(inputs)} inputs has another number of lengthscales")
+        options = {"nu": description["nu"]} if name == "MaternKernel" else {}
+        options |= {} if ard is None else {"ard_num_dims": ard}  # a periodic kernel takes no None
+        kernel = getattr(kernels, name)(active_dims=active, **options)
     for parameter, constraint in description["constraints"].items():
         if constraint not in CONSTRAINTS or parameter not in dict(kernel.named_parameters(recurse=False)):
             raise ValueError(f"the constraint {constraint!r} of {parameter!r} is unknown")
-        bounds = {"Positive": (), "GreaterThan": (0.0,), "LessThan": (0.0,), "Interval": (0.0, 1.0)}[constraint]
-        kernel.register_constraint(parameter, getattr(constraints, constraint)(*bounds), replace=True)
+        kind, *bounds = CONSTRAINTS[constraint]
+        kernel.register_constraint(parameter, kind(*bounds), replace=True)
     return kernel
 
 
+def _kernel_values(kernel: Kernel, d: int) -> Tensor:
+    """What a kernel says about a few points, (3, 3)."""
+    x = torch.linspace(-1, 1, 3 * d, dtype=torch.float64).reshape(3, d)
+    with torch.no_grad():
+        return covariance(copy.deepcopy(kernel).cpu().double(), x, x.clone())
+
+
 # --- the card ---
+
+MARKUP = "\\`*_{}[]()#+!|~$"
 
 
 def card(fitted: Fitted) -> str:
@@ -254,8 +375,8 @@ def card(fitted: Fitted) -> str:
         "## Data",
         "",
         f"{summary['rows']} training rows, {summary['validation_rows']} validation rows. The target has mean "
-        f"{fitted.target.mean:.6g} and deviation {fitted.target.deviation:.6g}. No row is stored here"
-        + (", except those an exact GP needs." if fitted.method == "exact" else "."),
+        f"{fitted.target.mean:.6g} and deviation {fitted.target.deviation:.6g}. "
+        + ("The training rows are stored here." if fitted.method == "exact" else "No row is stored here."),
         "",
         "| input | kind | mean | deviation | missing values | categories |",
         "|---|---|---:|---:|---|---|",
@@ -278,26 +399,6 @@ def card(fitted: Fitted) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that may hold anything, as a cell of a Markdown table."""
-    shown = " ".join(text.split())
-    for sign in "\\`*_{}[]()#+!|<>":
-        shown = shown.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
-    return shown[:100]
-
-
-def _checksum(config: dict[str, Any]) -> str:
-    content = {key: value for key, value in config.items() if key != "config_sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """The value with None for numbers that JSON has no word for."""
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _sentence(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".") + "."
+    """Text that may hold anything, as plain words in Markdown."""
+    shown = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:100]
+    return "".join(f"\\{sign}" if sign in MARKUP else html.escape(sign, quote=False) for sign in shown)

@@ -19,13 +19,10 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
     ...     Path(folder, "whole.txt").read_text()
     'all of it'
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    path, part = _beside(path)
     try:
         yield part
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
+        _flush(part)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -35,26 +32,32 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
 def writing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary folder that becomes `path` when the block ends well, and vanishes when it does not.
 
-    What stood at `path` is put aside and goes only when the new folder is in its place.
+    A folder that stood at `path` is put aside, and goes only when the new one is in its place.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part, old = (path.with_name(f".{path.name}-{secrets.token_hex(4)}") for _ in range(2))
+    path, part = _beside(path)
+    old = part.with_name(f"{part.name}-old")
     part.mkdir()
     try:
         yield part
         for file in part.iterdir():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-        replaced = path.exists()
-        if replaced:
+            _flush(file)
+        if path.exists():
             path.replace(old)
-        try:
-            part.replace(path)
-        except BaseException:
-            if replaced:
-                old.replace(path)
-            raise
+        part.replace(path)
     finally:
+        if old.exists() and not path.exists():
+            old.replace(path)
         shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Where `path` leads (through links, too), and a free hidden name in the same folder, which is made."""
+    path = Path(path).resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path, path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())

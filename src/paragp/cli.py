@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,9 @@ import pyarrow as pa
 import typer
 
 from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistribution, __version__, evaluate
-from paragp.artefact import read_config
+from paragp.artefact import check_destination, load, plain, read_config
 from paragp.atomic import writing
-from paragp.data.files import column_names_of, read_batches, read_table, writing_table
+from paragp.data.files import check_columns, column_names_of, read_batches, read_table, some, writing_table
 from paragp.estimator import FULL_BATCH
 from paragp.paper import toy
 
@@ -73,12 +74,16 @@ def fit(
     Example: paragp fit train.parquet --target price --out model/
     """
     with _in_a_sentence():
-        if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
-            raise FileExistsError(f"{out} exists. Choose another --out, or --force to replace a model.")
+        check_destination(out, overwrite=force)
+        if method == "exact" and not keep_rows:
+            raise ValueError("An exact GP predicts from its training rows: --keep-rows lets the model store them.")
         X, y, w = _rows(read_table(data), data, target, weights, drop or [])
-        validation = None
+        validation = {}
         if valid is not None:
-            validation = _rows(read_table(valid), valid, target, weights, drop or [])
+            words = [field.name for field in X.schema if pa.types.is_string(field.type)]
+            X_val, y_val, w_val = _rows(read_table(valid, words), valid, target, weights, [])
+            check_columns(X_val.column_names, X.column_names, valid)
+            validation = {"X_val": X_val.select(X.column_names), "y_val": y_val, "sample_weight_val": w_val}
         estimator = ParametricGPRegressor(
             method,
             n_inducing=inducing,
@@ -88,23 +93,18 @@ def fit(
             random_state=seed,
             verbose=int(sys.stderr.isatty()),
         )
-        if validation is None:
-            estimator.fit(X, y, w)
-        else:
-            X_val, y_val, w_val = validation
-            estimator.fit(X, y, w, X_val=X_val.select(X.column_names), y_val=y_val, sample_weight_val=w_val)
-        estimator.fitted_.target = _named(estimator.fitted_.target, target)
+        fitted = estimator.fit(X, y, w, **validation).fitted_
+        fitted.target = replace(fitted.target, name=target)
         estimator.save(out, overwrite=force, keep_rows=keep_rows)
-        summary = read_config(out)["summary"]
+    summary = fitted.summary
     if as_json:
-        typer.echo(json.dumps({"model": str(out), "method": method, "target": target, **summary}))
+        _echo_json({"model": str(out), "method": method, "target": target, **summary})
         return
     typer.echo(
         f"Fitted {method} to {summary['rows']} rows of {data} in {summary['seconds']:.1f} s; the model is in {out}."
     )
     if summary["validation_scores"]:
-        typer.echo(f"\nOn {summary['validation_rows']} validation rows:\n")
-        typer.echo(_table(summary["validation_scores"], None))
+        typer.echo(f"\nOn {summary['validation_rows']} validation rows:\n\n{_table(summary['validation_scores'])}")
 
 
 @app.command()
@@ -124,11 +124,10 @@ def predict(
         levels = [] if quantiles is None else _levels(quantiles)
         if interval is not None and not 0 < interval < 1:
             raise ValueError(f"--interval must lie between 0 and 1 (.9 for 90 %), got {interval}.")
-        if out.exists() and not force:
-            raise FileExistsError(f"{out} exists. Choose another --out, or --force to replace it.")
-        estimator = ParametricGPRegressor.load(model)
-        fitted = estimator.fitted_
-        _mention_extra(data, [column.name for column in fitted.columns], [fitted.target.name])
+        if out.is_dir() or (out.exists() and not force):
+            raise FileExistsError(f"{out} exists. Choose another --out{'' if out.is_dir() else ', or --force'}.")
+        fitted, _ = load(model)
+        _mention_extra(data, [column.name for column in fitted.columns], fitted.target.name)
         count = 0
         with writing_table(out) as write:
             for batch in read_batches(data, fitted.columns):
@@ -150,25 +149,23 @@ def evaluate_command(
     Example: paragp evaluate model/ test.parquet
     """
     with _in_a_sentence():
-        fitted = ParametricGPRegressor.load(model).fitted_
-        truth = target or fitted.target.name
-        also = [truth] + ([weights] if weights else [])
-        _mention_extra(data, [column.name for column in fitted.columns], also)
-        parts: list[tuple[PredictiveDistribution, np.ndarray, np.ndarray | None]] = []
+        fitted, _ = load(model)
         inputs = [column.name for column in fitted.columns]
+        truth = target or fitted.target.name
+        also = [truth, weights] if weights else [truth]
+        _mention_extra(data, inputs, *also)
+        parts = []
         for batch in read_batches(data, fitted.columns, also):
-            y = _numbers(batch, truth, data)
-            w = _numbers(batch, weights, data) if weights else None
-            parts.append((fitted.predict(batch.select(inputs)), y, w))
-        if not parts:
-            raise ValueError(f"{data} has no rows.")
-        dist, y, w = _joined(parts)
-        scores = evaluate(dist, y, w)
-        means, variance = np.full(len(y), fitted.target.mean), np.array(fitted.target.deviation**2)
-        constant = PredictiveDistribution(means, np.zeros(len(y)), variance)
-        baseline = evaluate(constant, y, w)
+            dist = fitted.predict(batch.select(inputs))
+            numbers = [_numbers(batch, name, data) for name in also]
+            parts.append([dist.mean, dist.function_var, dist.noise_var, *numbers])
+        mean, function_var, noise_var, y, *w = (np.concatenate(part) for part in zip(*parts, strict=True))
+        _check_truth(y, *w)
+        same, variance = np.full(len(y), fitted.target.mean), np.array(fitted.target.deviation**2)
+        scores = evaluate(PredictiveDistribution(mean, function_var, noise_var), y, *w)
+        baseline = evaluate(PredictiveDistribution(same, np.zeros(len(y)), variance), y, *w)
     if as_json:
-        typer.echo(json.dumps({"rows": len(y), "scores": scores, "constant_normal": baseline}))
+        _echo_json({"rows": len(y), "scores": scores, "constant_normal": baseline})
         return
     typer.echo(f"{len(y)} rows, {truth} in its own units:\n\n{_table(scores, baseline)}")
 
@@ -181,24 +178,23 @@ def info(model: Model, as_json: AsJson = False) -> None:
     """
     with _in_a_sentence():
         config = read_config(model)
-        fitted = ParametricGPRegressor.load(model).fitted_
-    relevance = fitted.feature_relevance
-    summary = config["summary"]
+        fitted, _ = load(model)
+    relevance, summary, target = fitted.feature_relevance, fitted.summary, fitted.target
     if as_json:
-        typer.echo(json.dumps({
+        _echo_json({
             "method": fitted.method, "target": config["target"], "library": config["library"], "summary": summary,
             "noise_std": fitted.noise_std, "feature_relevance": relevance, "columns": config["columns"],
-        }))  # fmt: skip
+        })  # fmt: skip
         return
-    typer.echo(f"{fitted.method} model of {fitted.target.name!r}, made by paragp {config['library']}")
+    typer.echo(f"{fitted.method} model of {target.name!r}, made by paragp {config['library']}")
     typer.echo(f"rows: {summary['rows']} for training, {summary['validation_rows']} for validation")
     typer.echo(f"inputs: {summary['inputs']}, encoded as {summary['encoded_inputs']} numbers")
-    typer.echo(f"target: mean {fitted.target.mean:.6g}, deviation {fitted.target.deviation:.6g}")
+    typer.echo(f"target: mean {target.mean:.6g}, deviation {target.deviation:.6g}")
     typer.echo(f"noise: deviation {fitted.noise_std:.6g}")
     if relevance:
         typer.echo("relevance of the inputs:")
         for name, share in sorted(relevance.items(), key=lambda item: -item[1])[:20]:
-            typer.echo(f"  {share:6.1%}  {name}")
+            typer.echo(f"  {share:6.1%}  {name!r}")
 
 
 @app.command()
@@ -213,39 +209,48 @@ def methods(as_json: AsJson = False) -> None:
         for name, row in METHODS.items()
     }  # fmt: skip
     if as_json:
-        typer.echo(json.dumps(rows | {name: {"label": name, "full_batch": True} for name in FULL_BATCH}))
+        _echo_json(rows | {name: {"label": name, "full_batch": True} for name in FULL_BATCH})
         return
     typer.echo(f"{'name':<13} {'label':<11} {'family':<22} {'covariance':<11} objective")
     for name, row in rows.items():
         typer.echo(f"{name:<13} {row['label']:<11} {row['family']:<22} {row['covariance']:<11} {row['objective']}")
-    typer.echo("exact, fitc   full batch: for up to some thousand rows")
+    typer.echo(f"{', '.join(FULL_BATCH):<13} full batch: for up to some thousand rows")
 
 
 @contextmanager
 def _in_a_sentence() -> Iterator[None]:
-    """What the user can mend, as one sentence on standard error and exit code 2; warnings as one line each."""
+    """What the user can mend, as one line on standard error and exit code 2; warnings as one line each."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: typer.echo(f"Note: {message}", err=True)
+        warnings.showwarning = lambda message, *_, **__: _say(f"Note: {message}")
         try:
             yield
-        except (ValueError, OSError, TypeError) as error:
-            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            where = f"{error.filename}: " if isinstance(error, OSError) and error.strerror and error.filename else ""
-            typer.echo(f"Error: {where}{' '.join(text.split())}", err=True)
+        except (ValueError, OSError) as error:
+            _say(f"Error: {_reason(error)}")
             raise typer.Exit(2) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:  # without "[Errno 28]"
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _say(text: str) -> None:
+    """One line on standard error, whatever the text holds."""
+    typer.echo(" ".join("".join(sign if sign.isprintable() else " " for sign in text).split()), err=True)
+
+
+def _echo_json(content: dict[str, Any]) -> None:
+    typer.echo(json.dumps(plain(content)))
 
 
 def _rows(
     table: pa.Table, path: Path, target: str, weights: str | None, drop: list[str]
 ) -> tuple[pa.Table, np.ndarray, np.ndarray | None]:
     """Inputs, target and weights of a table."""
-    for name in [target, *([weights] if weights else []), *drop]:
-        if name not in table.column_names:
-            raise ValueError(
-                f"{path} has no column {name!r}; it has {', '.join(map(repr, table.column_names[:10]))}"
-                f"{' and others' if len(table.column_names) > 10 else ''}."
-            )
-    X = table.drop_columns(list(dict.fromkeys([target, *([weights] if weights else []), *drop])))
+    others = list(dict.fromkeys([target, *([weights] if weights else []), *drop]))
+    check_columns(table.column_names, others, path)
+    X = table.drop_columns(others)
     if not X.num_columns:
         raise ValueError(f"{path} has no input columns beside the target {target!r}.")
     return X, _numbers(table, target, path), None if weights is None else _numbers(table, weights, path)
@@ -253,20 +258,25 @@ def _rows(
 
 def _numbers(table: pa.Table, name: str, path: Path) -> np.ndarray:
     """A column as float64, with NaN where it is missing."""
-    column = table[name]
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
-        raise ValueError(f"The column {name!r} of {path} must hold numbers; it is of type {column.type}.")
-    return column.cast(pa.float64()).to_numpy()
+    column, kind = table[name], table[name].type
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if not numeric and column.null_count < len(column):
+        raise ValueError(f"The column {name!r} of {path} must hold numbers; it is of type {kind}.")
+    return column.cast(pa.float64(), safe=False).to_numpy()
 
 
-def _named(record: Any, name: str) -> Any:
-    return type(record)(name, record.mean, record.deviation)
+def _check_truth(y: np.ndarray, weights: np.ndarray | None = None) -> None:
+    """Refuse a target and weights that no score can be made of."""
+    if not np.isfinite(y).all():
+        raise ValueError(f"The target is missing in {int((~np.isfinite(y)).sum())} of {len(y)} rows. Leave those out.")
+    if weights is not None and not (np.isfinite(weights).all() and weights.min() >= 0 and weights.any()):
+        raise ValueError("The weights must be known and not negative, and one must be above zero.")
 
 
-def _mention_extra(path: Path, inputs: list[str], others: list[str]) -> None:
+def _mention_extra(path: Path, inputs: list[str], *others: str) -> None:
     extra = [name for name in column_names_of(path) if name not in inputs and name not in others]
     if extra:
-        typer.echo(f"Note: columns the model does not know are left out: {', '.join(map(repr, extra[:10]))}.", err=True)
+        _say(f"Note: columns the model does not know are left out: {some(extra, 10)}.")
 
 
 def _levels(text: str) -> list[float]:
@@ -284,24 +294,13 @@ def _predictions(dist: PredictiveDistribution, interval: float | None, levels: l
     if interval is not None:
         columns["y_lower"], columns["y_upper"] = dist.interval(interval).T
     for level in levels:
-        columns[f"y_q{level:g}"] = dist.ppf(level)
+        columns[f"y_q{level}"] = dist.ppf(level)
     return columns
 
 
-def _joined(parts: list[Any]) -> tuple[PredictiveDistribution, np.ndarray, np.ndarray | None]:
-    dists, ys, weights = zip(*parts, strict=True)
-    fields = ("mean", "function_var", "noise_var")
-    dist = PredictiveDistribution(*(np.concatenate([getattr(d, field) for d in dists]) for field in fields))
-    y = np.concatenate(ys)
-    if np.isnan(y).any():
-        raise ValueError(f"The target is missing in {int(np.isnan(y).sum())} of {len(y)} rows. Leave those rows out.")
-    return dist, y, None if weights[0] is None else np.concatenate(weights)
-
-
-def _table(scores: dict[str, float], baseline: dict[str, float] | None) -> str:
+def _table(scores: dict[str, float], baseline: dict[str, float] | None = None) -> str:
     """Scores in lines, beside those of the baseline."""
-    head = f"{'':<18}{'model':>12}" + (f"{'constant normal':>18}" if baseline else "")
-    lines = [head]
+    lines = [f"{'':<18}{'model':>12}" + (f"{'constant normal':>18}" if baseline else "")]
     for name, value in scores.items():
         other = "" if baseline is None else f"{baseline[name]:>18.4g}"
         lines.append(f"{METRICS[name].label:<18}{value:>12.4g}{other}")

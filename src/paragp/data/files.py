@@ -1,7 +1,11 @@
 """Tables in files: CSV (also gzipped), Parquet and Arrow in, Parquet and CSV out, whole or in batches of rows."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,8 @@ KINDS = {
     ".csv": "CSV", ".csv.gz": "CSV", ".parquet": "Parquet", ".pq": "Parquet",
     ".arrow": "Arrow", ".feather": "Arrow", ".ipc": "Arrow",
 }  # fmt: skip
-NULLS = pacsv.ConvertOptions(strings_can_be_null=True)
+FILE, FEATHER_1, STREAM = b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"  # how the Arrow formats begin
+PANDAS_INDEX = "__index_level_"  # a data frame's row numbers, which pandas writes as a column
 
 
 def kind_of(path: Path) -> str:
@@ -33,117 +38,23 @@ def kind_of(path: Path) -> str:
     )
 
 
-def read_table(path: Path) -> pa.Table:
-    """A whole table, with at least one row and distinct column names."""
+def read_table(path: Path, text: Sequence[str] = ()) -> pa.Table:
+    """A whole table, with at least one row and distinct column names. In a CSV the columns `text` are read as text."""
     kind = kind_of(path)
-    with _in_words(path, kind):
+    with _reading(path):
         if kind == "CSV":
-            table = pacsv.read_csv(path, convert_options=NULLS)
-        elif kind == "Parquet":
-            table = pq.read_table(path)
-        else:
-            table = feather.read_table(path)
-    return _checked(table, path)
-
-
-def read_batches(path: Path, columns: Sequence[Column], also: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """The rows of a file in order, in batches: the columns of a model (which must all be there) and `also`.
-
-    A column of numbers may come as anything that reads as numbers, whatever the first rows look like.
-    """
-    names = [column.name for column in columns]
-    kind = kind_of(path)
-    with _in_words(path, kind):
-        if kind == "CSV":
-            with pacsv.open_csv(path, convert_options=NULLS) as reader:
-                schema = reader.schema
-            _require(schema.names, [*names, *also], path)
-            types = {c.name: _csv_type(c, schema.field(c.name).type) for c in columns}
-            options = pacsv.ConvertOptions(
-                strings_can_be_null=True,
-                column_types=types | dict.fromkeys(also, pa.float64()),
-                include_columns=[*names, *also],
-            )
-            with pacsv.open_csv(path, convert_options=options) as reader:
-                yield from (pa.table(batch) for batch in _batches(reader) if len(batch))
+            with _csv_bytes(path) as source:
+                table = pacsv.read_csv(source, **_csv_options(dict.fromkeys(text, pa.string())))
+            _refuse_binary(table.schema)
         elif kind == "Parquet":
             with pq.ParquetFile(path) as file:
-                _require(file.schema_arrow.names, [*names, *also], path)
-                for batch in file.iter_batches(BATCH_ROWS, columns=[*names, *also]):
-                    yield pa.Table.from_batches([batch]).select([*names, *also])
+                table = file.read()
         else:
-            with ipc.open_file(path) as file:
-                _require(file.schema.names, [*names, *also], path)
-                for i in range(file.num_record_batches):
-                    yield pa.Table.from_batches([file.get_batch(i)]).select([*names, *also])
-
-
-def column_names_of(path: Path) -> list[str]:
-    """The names of a file's columns."""
-    kind = kind_of(path)
-    with _in_words(path, kind):
-        if kind == "CSV":
-            with pacsv.open_csv(path, convert_options=NULLS) as reader:
-                return reader.schema.names
-        if kind == "Parquet":
-            return pq.read_schema(path).names
-        with ipc.open_file(path) as file:
-            return file.schema.names
-
-
-@contextmanager
-def writing_table(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that appends rows (a dictionary of columns) to the file `path`, which appears when all is written."""
-    kind = kind_of(path)
-    if kind == "Arrow" or path.name.endswith(".gz"):
-        raise ValueError(f"{path} cannot be written: choose a name that ends in .parquet or .csv.")
-    with writing(path) as part:
-        writer: Any = None
-
-        def write(columns: dict[str, Any]) -> None:
-            nonlocal writer
-            table = pa.table(columns)
-            if writer is None:
-                writer = (pacsv.CSVWriter if kind == "CSV" else pq.ParquetWriter)(part, table.schema)
-            writer.write_table(table)
-
-        try:
-            yield write
-        finally:
-            if writer is not None:
-                writer.close()
-        if writer is None:
-            raise ValueError(f"There were no rows to write to {path}.")
-
-
-def _batches(reader: Any) -> Iterator[Any]:
-    while True:
-        try:
-            yield reader.read_next_batch()
-        except StopIteration:
-            return
-
-
-def _csv_type(column: Column, seen: pa.DataType) -> pa.DataType:
-    """Text for categories; numbers as float64 but for true and false, which would not be read as such."""
-    if column.kind == "categorical":
-        return pa.string()
-    return seen if pa.types.is_boolean(seen) else pa.float64()
-
-
-def _require(found: Sequence[str], names: Sequence[str], path: Path) -> None:
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise ValueError(
-            f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing[:5]))}"
-            f"{' and others' if len(missing) > 5 else ''}; it has {', '.join(map(repr, found[:8]))}"
-            f"{' and others' if len(found) > 8 else ''}."
-        )
-    _distinct(found, path)
-
-
-def _checked(table: pa.Table, path: Path) -> pa.Table:
-    _distinct(table.column_names, path)
+            schema, batches = _arrow(path)
+            table = pa.Table.from_batches(batches, schema)
+        names = _without_index(table.column_names)
+        _check_distinct(names, path)
+    table = table.select(names)
     if not table.num_rows or not table.num_columns:
         raise ValueError(
             f"{path} has {table.num_columns} columns and {table.num_rows} rows; at least one of each is needed."
@@ -151,28 +62,217 @@ def _checked(table: pa.Table, path: Path) -> pa.Table:
     return table
 
 
-def _distinct(names: Sequence[str], path: Path) -> None:
-    repeated = [name for i, name in enumerate(names) if name in names[:i]]
+def read_batches(path: Path, columns: Sequence[Column], also: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """The rows of a file in order, in batches: the columns of a model (which must all be there) and `also`, numbers.
+
+    What is a number and what is text is up to the model's columns, whatever the first rows of a CSV look like.
+    """
+    names = list(dict.fromkeys([*(column.name for column in columns), *also]))
+    kind = kind_of(path)
+    count = 0
+    check_columns(column_names_of(path), names, path)
+    with _reading(path):
+        if kind == "CSV":
+            text = {column.name for column in columns if column.kind == "categorical"} - set(also)
+            batches: Iterable[pa.RecordBatch] = _csv_batches(path, names, text)
+        elif kind == "Parquet":
+            batches = _parquet_batches(path, names)
+        else:
+            batches = _arrow(path)[1]
+        for batch in batches:
+            if len(batch):
+                count += len(batch)
+                yield pa.Table.from_batches([batch]).select(names)
+    if not count:
+        raise ValueError(f"{path} has no rows.")
+
+
+def column_names_of(path: Path) -> list[str]:
+    """The names of a file's columns, which are distinct."""
+    kind = kind_of(path)
+    with _reading(path):
+        if kind == "CSV":
+            names = _csv_schema(path).names
+        else:
+            names = (pq.read_schema(path) if kind == "Parquet" else _arrow(path)[0]).names
+    names = _without_index(names)
+    _check_distinct(names, path)
+    return names
+
+
+def check_columns(found: Sequence[str], names: Iterable[str], path: Path) -> None:
+    """Refuse a table without the columns `names`."""
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(
+            f"{path} lacks the column{'s' * (len(missing) > 1)} {some(missing, 5)}; it has {some(found, 10)}."
+        )
+
+
+@contextmanager
+def writing_table(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that appends rows (a dictionary of columns) to the file `path`, which appears when all is written."""
+    kind = kind_of(path)
+    if kind == "Arrow" or path.name.lower().endswith(".gz"):
+        raise ValueError(f"{path} cannot be written: choose a name that ends in .parquet or .csv.")
+    with writing(path) as part:
+        writer: Any = None
+
+        def write(columns: dict[str, Any]) -> None:
+            nonlocal writer
+            table = pa.table(columns)
+            with _in_words(path, "written"):
+                if writer is None:
+                    writer = (pacsv.CSVWriter if kind == "CSV" else pq.ParquetWriter)(part, table.schema)
+                writer.write_table(table)
+
+        try:
+            yield write
+        finally:
+            if writer is not None:
+                with _in_words(path, "written"):
+                    writer.close()
+        if writer is None:
+            raise ValueError(f"There were no rows to write to {path}.")
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+# --- CSV ---
+
+
+def _csv_bytes(path: Path) -> Any:
+    return pa.input_stream(str(path), compression="gzip" if path.name.lower().endswith(".gz") else None)
+
+
+def _csv_options(types: dict[str, pa.DataType], names: Sequence[str] = ()) -> dict[str, Any]:
+    return {
+        "parse_options": pacsv.ParseOptions(newlines_in_values=True),
+        "convert_options": pacsv.ConvertOptions(
+            strings_can_be_null=True, column_types=types, include_columns=names or None
+        ),
+    }
+
+
+def _csv_schema(path: Path) -> pa.Schema:
+    """Names, and types as the first block of rows suggests them."""
+    with _csv_bytes(path) as source, pacsv.open_csv(source, **_csv_options({})) as reader:
+        _refuse_binary(reader.schema)
+        return reader.schema
+
+
+def _csv_batches(path: Path, names: Sequence[str], text: set[str]) -> Iterator[pa.RecordBatch]:
+    """Batches of these columns: those in `text` as text, the others as numbers or booleans."""
+    seen = _csv_schema(path)
+    types = {name: pa.string() if name in text else _number_type(seen.field(name).type) for name in names}
+    with _csv_bytes(path) as source:
+        try:
+            with pacsv.open_csv(source, **_csv_options(types, names)) as reader:
+                for batch in reader:
+                    columns = [
+                        part if name in text or part.type != pa.string() else _numbers_in_text(part)
+                        for name, part in zip(names, batch.columns, strict=True)
+                    ]
+                    yield pa.RecordBatch.from_arrays(columns, names)
+        except pa.ArrowInvalid as error:
+            found = re.search(r"In CSV column #(\d+): .* to (?:double|bool): invalid value '(.*)'", str(error))
+            if not found:
+                raise
+            name, value = seen.names[int(found[1])], found[2]
+            raise ValueError(
+                f"{path} holds {value[:40]!r} in the column {name!r}, where a number is expected."
+            ) from None
+
+
+def _number_type(seen: pa.DataType) -> pa.DataType:
+    """float64; but true and false are not read as such, and a column that starts empty may hold either: as text."""
+    if pa.types.is_null(seen):
+        return pa.string()
+    return seen if pa.types.is_boolean(seen) else pa.float64()
+
+
+def _numbers_in_text(column: pa.Array) -> pa.Array:
+    for kind in (pa.float64(), pa.bool_()):
+        with suppress(pa.ArrowInvalid):
+            return column.cast(kind)
+    return column  # whoever needs numbers will say what is wrong
+
+
+def _refuse_binary(schema: pa.Schema) -> None:
+    """Text that is not UTF-8 comes as bytes."""
+    for field in schema:
+        if pa.types.is_binary(field.type):
+            raise pa.ArrowInvalid(f"the column {field.name!r} is not UTF-8 text; save the file as UTF-8")
+
+
+# --- Parquet and Arrow ---
+
+
+def _parquet_batches(path: Path, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(path) as file:
+        yield from file.iter_batches(BATCH_ROWS, columns=names)
+
+
+def _arrow(path: Path) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    """Schema and batches of an Arrow file, an Arrow stream or a Feather file of version 1, by how it begins."""
+    with path.open("rb") as file:
+        start = file.read(len(FILE))
+    if start == FILE:
+        reader = ipc.open_file(path)
+        return reader.schema, _valid(reader.get_batch(i) for i in range(reader.num_record_batches))
+    if start.startswith(STREAM):
+        stream = ipc.open_stream(path)
+        return stream.schema, _valid(stream)
+    if start.startswith(FEATHER_1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            table = feather.read_table(path)
+        return table.schema, table.to_batches()
+    raise pa.ArrowInvalid("it does not begin as an Arrow file does")
+
+
+def _valid(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, checked: Arrow maps the bytes of a file as they are, damaged or not."""
+    for batch in batches:
+        batch.validate(full=True)
+        yield batch
+
+
+# --- checks ---
+
+
+def _without_index(names: Sequence[str]) -> list[str]:
+    return [name for name in names if not name.startswith(PANDAS_INDEX)]
+
+
+def _check_distinct(names: Sequence[str], path: Path) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise ValueError(f"{path} has the column {repeated[0]!r} more than once. Rename one of them.")
 
 
 @contextmanager
-def _in_words(path: Path, kind: str) -> Iterator[None]:
-    """Arrow's exceptions as a ValueError of one sentence; those of the file system as they are."""
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever makes a file unreadable, in one sentence."""
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, not a table.")
+    if not os.access(path, os.R_OK):
+        raise PermissionError(f"{path} may not be read.")
+    with _in_words(path, f"read as {kind_of(path)}"):
+        yield
+
+
+@contextmanager
+def _in_words(path: Path, what: str) -> Iterator[None]:
+    """Arrow's exceptions as a ValueError or OSError of one sentence."""
     try:
         yield
-    except FileNotFoundError:
-        raise FileNotFoundError(f"There is no file {path}.") from None
-    except IsADirectoryError:
-        raise IsADirectoryError(f"{path} is a folder, not a table.") from None
-    except PermissionError:
-        raise PermissionError(f"{path} may not be read.") from None
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        if isinstance(error, OSError):
-            raise OSError(f"{path} cannot be read: {_first_line(error)}") from error
-        raise ValueError(f"{path} cannot be read as {kind}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or ["unknown"])[0][:300].rstrip(".") + "."
+    except (pa.ArrowException, UnicodeError, OSError) as error:
+        lines = str(getattr(error, "strerror", None) or error).splitlines() or ["unknown reason"]
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{path} cannot be {what}: {lines[0][:200].rstrip('.')}.") from error
