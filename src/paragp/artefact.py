@@ -24,7 +24,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from paragp.atomic import writing_folder
+from paragp.atomic import check_place, writing_folder
 from paragp.data.tables import Target, encode, from_records, matrix_names, to_records
 from paragp.fitted import Fitted
 from paragp.gp.covariances import Dense
@@ -87,17 +87,13 @@ def save(
             (part / CONFIG).write_bytes(json.dumps(config, indent=1).encode())
             (part / CARD).write_bytes(card(fitted).encode())
     except OSError as error:
-        raise OSError(error.errno, f"The model cannot be written to {path}: {error.strerror}") from error
+        raise OSError(error.errno, f"The model cannot be written to {path}: {error.strerror or error}") from error
 
 
 def check_destination(path: Path, *, overwrite: bool) -> None:
     """Refuse to write where it is not possible, and over anything, unless asked to replace a model."""
-    if not path.exists():
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
-        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"{path} cannot be written: {folder} is not a folder that may be written to.")
-        return
-    if path.is_dir() and not any(path.iterdir()):
+    check_place(path)
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not overwrite:
         raise FileExistsError(f"{path} exists. Choose another path, or overwrite it (overwrite=True, or --force).")
@@ -194,7 +190,7 @@ def _assemble(config: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
     _check_summary(summary)
     model = _model(config, tensors, d)
     found, expected = _announced(tensors), _announced(model.state_dict())
-    for name in found | expected:
+    for name in sorted(found | expected):
         if found.get(name) != expected.get(name):
             raise ValueError(
                 f"the tensor {name!r} is {found.get(name, 'missing')}, not {expected.get(name, 'expected')}"

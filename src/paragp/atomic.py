@@ -51,6 +51,14 @@ def writing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def check_place(path: str | os.PathLike[str]) -> None:
+    """Refuse, before the work is done, a path whose folder cannot be made or written to."""
+    path = Path(path)
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written: {folder} is not a folder that may be written to.")
+
+
 def _beside(path: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Where `path` leads (through links, too), and a free hidden name in the same folder, which is made."""
     path = Path(path).resolve()

@@ -16,7 +16,7 @@ import typer
 
 from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistribution, __version__, evaluate
 from paragp.artefact import check_destination, load, plain, read_config
-from paragp.atomic import writing
+from paragp.atomic import check_place, writing
 from paragp.data.files import check_columns, column_names_of, read_batches, read_table, some, writing_table
 from paragp.estimator import FULL_BATCH
 from paragp.paper import toy
@@ -80,9 +80,10 @@ def fit(
         X, y, w = _rows(read_table(data), data, target, weights, drop or [])
         validation = {}
         if valid is not None:
-            words = [field.name for field in X.schema if pa.types.is_string(field.type)]
-            X_val, y_val, w_val = _rows(read_table(valid, words), valid, target, weights, [])
-            check_columns(X_val.column_names, X.column_names, valid)
+            words = [f.name for f in X.schema if not _is_numeric(f.type) and not pa.types.is_boolean(f.type)]
+            held_out = read_table(valid, words)
+            check_columns(held_out.column_names, X.column_names, valid)
+            X_val, y_val, w_val = _rows(held_out, valid, target, weights, [])
             validation = {"X_val": X_val.select(X.column_names), "y_val": y_val, "sample_weight_val": w_val}
         estimator = ParametricGPRegressor(
             method,
@@ -126,13 +127,14 @@ def predict(
             raise ValueError(f"--interval must lie between 0 and 1 (.9 for 90 %), got {interval}.")
         if out.is_dir() or (out.exists() and not force):
             raise FileExistsError(f"{out} exists. Choose another --out{'' if out.is_dir() else ', or --force'}.")
+        check_place(out)
         fitted, _ = load(model)
-        _mention_extra(data, [column.name for column in fitted.columns], fitted.target.name)
         count = 0
         with writing_table(out) as write:
             for batch in read_batches(data, fitted.columns):
                 write(_predictions(fitted.predict(batch), interval, levels))
                 count += batch.num_rows
+        _mention_extra(data, [column.name for column in fitted.columns], fitted.target.name)
     typer.echo(f"Wrote {count} predictions to {out}.")
 
 
@@ -153,7 +155,6 @@ def evaluate_command(
         inputs = [column.name for column in fitted.columns]
         truth = target or fitted.target.name
         also = [truth, weights] if weights else [truth]
-        _mention_extra(data, inputs, *also)
         parts = []
         for batch in read_batches(data, fitted.columns, also):
             dist = fitted.predict(batch.select(inputs))
@@ -164,6 +165,7 @@ def evaluate_command(
         same, variance = np.full(len(y), fitted.target.mean), np.array(fitted.target.deviation**2)
         scores = evaluate(PredictiveDistribution(mean, function_var, noise_var), y, *w)
         baseline = evaluate(PredictiveDistribution(same, np.zeros(len(y)), variance), y, *w)
+        _mention_extra(data, inputs, *also)
     if as_json:
         _echo_json({"rows": len(y), "scores": scores, "constant_normal": baseline})
         return
@@ -258,11 +260,14 @@ def _rows(
 
 def _numbers(table: pa.Table, name: str, path: Path) -> np.ndarray:
     """A column as float64, with NaN where it is missing."""
-    column, kind = table[name], table[name].type
-    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if not numeric and column.null_count < len(column):
-        raise ValueError(f"The column {name!r} of {path} must hold numbers; it is of type {kind}.")
-    return column.cast(pa.float64(), safe=False).to_numpy()
+    column = table[name]
+    if not _is_numeric(column.type) and column.null_count < len(column):
+        raise ValueError(f"The column {name!r} of {path} must hold numbers; it is of type {column.type}.")
+    return column.cast(pa.float64(), safe=False).to_numpy().copy()  # Arrow's own memory is not writable
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def _check_truth(y: np.ndarray, weights: np.ndarray | None = None) -> None:

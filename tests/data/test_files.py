@@ -284,6 +284,17 @@ def test_truncated_files_are_refused(name, share, tmp_path):
         assert "cannot be read as" in message
 
 
+@pytest.mark.parametrize("name", ["plain.arrow", "stream.arrow"])
+def test_text_that_points_outside_the_file_is_refused(name, tmp_path):
+    path = tmp_path / name
+    WRITERS[name](pa.table({"a": [1.0, 2.0, 3.0], "b": ["x", "y", "zz"]}), path)
+    ends, damaged = (np.array([0, 1, 2, last], dtype=np.int32).tobytes() for last in (4, 4_000_000))
+    assert ends in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(ends, damaged))
+    for message in refusals(path, ValueError):
+        assert "cannot be read as Arrow" in message
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet", "lz4.feather", "stream.arrow"])
 def test_a_table_without_rows_is_refused(name, tmp_path):
     WRITERS[name](pa.table({"a": pa.array([], pa.float64()), "b": pa.array([], pa.string())}), tmp_path / name)
