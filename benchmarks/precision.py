@@ -5,48 +5,32 @@
 For each data set, five seeds: the same training in float32 and in float64 (each with its own jitter), scored on the
 same test rows with deviations floored at .01 in standardised units. And, on the trained float32 model: the largest
 error of moments against a float64 copy of that model with the same jitter, relative to the largest value, and of the
-gradient of a batch, as a share of its length: of the whole gradient, and of the worst parameter taken alone (which may
-stand where its gradient cancels).
+gradient of a batch: relative to the gradients of its rows (their root mean square length, the scale of the terms that
+are averaged), to the length of what is left after they cancelled, and to that of the worst parameter taken alone.
 """
 
 import argparse
 import copy
 import json
-import os
-import pathlib
 import statistics
 
 import machine
-import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from paragp import METHODS, Config, Data, fit
-from paragp.data.rows import Data as Rows
+from paragp.data.datasets import FLOOR, load, split
 from paragp.gp.linalg import JITTER
 from paragp.metrics import nll
 from paragp.training.inducing import starting_points
 from paragp.training.step import backward
 
 SETS = "pol,elevators,bike,kin40k,keggdirected"
-FLOOR = 0.01
 
 
-def split(name: str, k: int) -> tuple[Rows, Rows]:
-    """Training and test rows of split k, standardised in float64 with the training rows' statistics."""
-    folder = os.environ.get("PARAGP_DATA")
-    if not folder:
-        raise SystemExit("Set PARAGP_DATA to the folder that holds uci/<name>.parquet.")
-    table = pq.read_table(pathlib.Path(folder) / "uci" / f"{name}.parquet")
-    values = np.column_stack([table[column].to_numpy() for column in table.column_names]).astype(np.float64)
-    order = np.random.default_rng(k).permutation(len(values))
-    train, test = np.split(values[order], [int(0.75 * len(values)), int(0.9 * len(values))])[:2]
-    shift, scale = train.mean(0), train.std(0)
-    scale[scale == 0] = 1
-    return tuple(  # type: ignore[return-value]
-        Data(torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, -1]))
-        for rows in ((train - shift) / scale, (test - shift) / scale)
-    )
+def rows(name: str) -> tuple[Data, Data]:
+    """Training and test rows of split 0, in float64."""
+    parts = split(load(name), 0)
+    return tuple(Data(torch.from_numpy(part.x), torch.from_numpy(part.y)) for part in parts[:2])  # type: ignore[return-value]
 
 
 def to(data: Data, dtype: torch.dtype) -> Data:
@@ -74,18 +58,31 @@ def errors(method: str, model, train: Data, test: Data) -> dict[str, float]:
         a, b = getattr(narrow_q, part).double(), getattr(wide_q, part)
         found[part] = float((a - b).abs().max()) / (float(b.abs().max()) if part == "mean" else scale)
     found["smallest_variance"] = float(torch.minimum(narrow_q.ktilde, narrow_q.svar).min())
-    for dtype, one in ((torch.float32, model), (torch.float64, wide)):
-        one.zero_grad()
-        batch = to(train.take(slice(1000)), dtype)
-        backward(one, METHODS[method].objective_for(), batch, num_data=len(train.y), beta=METHODS[method].beta[0])
-    pairs = [(a.grad.double(), b.grad) for a, b in zip(model.parameters(), wide.parameters(), strict=True)]
-    apart = [float((a - b).norm() / b.norm()) for a, b in pairs if float(b.norm()) > 0]
-    narrow, exact = (torch.cat([pair[i].reshape(-1) for pair in pairs]) for i in (0, 1))
-    return found | {"gradient": float((narrow - exact).norm() / exact.norm()), "gradient_of_one_parameter": max(apart)}
+    narrow, exact = gradient(method, model, train, slice(1000)), gradient(method, wide, train, slice(1000))
+    rows = [float(flat(gradient(method, wide, train, slice(i, i + 1))).norm()) for i in range(100)]
+    error = float((flat(narrow) - flat(exact)).norm())
+    apart = [float((a - b).norm() / b.norm()) for a, b in zip(narrow, exact, strict=True) if float(b.norm()) > 0]
+    return found | {
+        "gradient_of_rows": error / statistics.mean(length**2 for length in rows) ** 0.5,
+        "gradient": error / float(flat(exact).norm()),
+        "gradient_of_one_parameter": max(apart),
+    }
+
+
+def gradient(method: str, model, train: Data, rows: slice) -> list[torch.Tensor]:
+    """Of the loss on some rows, in float64, by parameter."""
+    row, batch = METHODS[method], to(train.take(rows), next(model.parameters()).dtype)
+    model.zero_grad()
+    backward(model, row.objective_for(), batch, num_data=len(train.y), beta=row.beta[0])
+    return [parameter.grad.double() for parameter in model.parameters()]
+
+
+def flat(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 def compare(method: str, name: str, options: argparse.Namespace) -> dict:
-    train, test = split(name, 0)
+    train, test = rows(name)
     scores: dict[str, list[float]] = {"float32": [], "float64": []}
     worst: dict[str, float] = {}
     for seed in range(options.seeds):

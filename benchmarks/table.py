@@ -1,4 +1,4 @@
-"""The README's tables of speed, from the files in benchmarks/results/.
+"""The tables of README and docs/speed.md, from the files in benchmarks/results/.
 
 python benchmarks/table.py
 """
@@ -44,5 +44,36 @@ def predict_table() -> str:
     return "\n".join(lines)
 
 
+def growth_table() -> str:
+    """Exponents of time and memory: halves and doubles of M, B and d around the sizes of the step table."""
+    lines = [
+        "| method | in | from, to | time grows as | the paper's | memory grows as | the paper's |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for row in load("growth")["growth"]:
+        v, low, high = row["variable"], min(row["sizes"]), max(row["sizes"])
+        lines.append(
+            f"| `{row['method']}` | {v} | {low:,}, {high:,} | {v}^{row['time_exponent']:.2f} | "
+            f"{v}^{row['paper_time_exponent']:.2f} | {v}^{row['memory_exponent']:.2f} | "
+            f"{v}^{row['paper_memory_exponent']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def precision_table() -> str:
+    lines = [
+        "| data set | NLL, float32 | float64 | gap, five seeds | mean | variance | gradient | of its worst parameter |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in load("precision")["rows"]:
+        worst = row["worst_relative_error"]
+        lines.append(
+            f"| {row['dataset']} | {row['nll_float32']:.3f} | {row['nll_float64']:.3f} | {row['nll_gap']:+.4f} ± "
+            f"{row['nll_gap_stderr']:.4f} | {worst['mean']:.0e} | {max(worst['ktilde'], worst['svar']):.0e} | "
+            f"{worst['gradient']:.0e} | {worst['gradient_of_one_parameter']:.0e} |"
+        )
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(step_table(), predict_table(), sep="\n\n")
+    print(step_table(), predict_table(), growth_table(), precision_table(), sep="\n\n")

@@ -50,3 +50,6 @@ def test_the_readme_quotes_the_stored_results():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert table.step_table() in readme
     assert table.predict_table() in readme
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert table.growth_table() in page
+    assert table.precision_table() in page

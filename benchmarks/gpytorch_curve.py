@@ -1,0 +1,157 @@
+"""GPyTorch trained as the paper trained it, scored after epochs: the curve that `quality.py` compares with.
+
+    PARAGP_DATA=... python benchmarks/gpytorch_curve.py pol
+
+One file per data set and method under baselines/, with machine and date; a run that was stopped goes on where it was.
+Same inducing points, batches, start and split as ours: k-means, M points, Adam at .01, dropped tenfold at half and at
+three quarters of the epochs. The scores do not depend on what else the machine does, the seconds do: they are the
+median of a few epochs timed by `--time`, with nothing else running, times the epoch.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+
+import gpytorch
+import machine
+import torch
+from peers import PEERS, PeerGP
+
+from paragp.atomic import writing
+from paragp.data.datasets import FLOOR, Table, load, split
+from paragp.data.rows import Data, batches
+from paragp.gp.methods import METHODS
+from paragp.metrics import crps, nll, rmse
+from paragp.predictive import PredictiveDistribution
+from paragp.training.inducing import kmeans
+from paragp.training.loop import DECAY, MILESTONES
+
+FOLDER = pathlib.Path(__file__).parent / "baselines"
+SCORED = (1, 2, 3, 5, 7, *range(10, 401, 5))  # epochs after which the model is scored
+BATCH, M, SEED, RATE = 1000, 1000, 0, 0.01
+
+
+def place(name: str, method: str) -> pathlib.Path:
+    return FOLDER / f"gpytorch-{method}-{name}.json"
+
+
+def tensors(table: Table) -> Data:
+    return Data(*(torch.from_numpy(part).float() for part in table))
+
+
+class Peer:
+    """GPyTorch's model, objective, optimizer and schedule, as its tutorials put them together."""
+
+    def __init__(self, method: str, train: Data, epochs: int) -> None:
+        self.train = train
+        self.generator = torch.Generator().manual_seed(SEED)
+        start = time.perf_counter()
+        Z = kmeans(train.x, M, generator=self.generator)
+        self.start_seconds = time.perf_counter() - start
+        self.model = PeerGP(PEERS[method], Z)
+        self.likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        self.objective = PEERS[method].objective(
+            self.likelihood, self.model, num_data=len(train.y), beta=METHODS[method].beta[0]
+        )
+        self.optimizer = torch.optim.Adam([*self.model.parameters(), *self.likelihood.parameters()], lr=RATE)
+        drops = [round(fraction * epochs) for fraction in MILESTONES]
+        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, drops, gamma=DECAY)
+
+    def epoch(self) -> None:
+        self.model.train()
+        self.likelihood.train()
+        for batch in batches(self.train, BATCH, self.generator):
+            self.optimizer.zero_grad()
+            loss = -self.objective(self.model(batch.x), batch.y)
+            loss.sum().backward()
+            self.optimizer.step()
+        self.schedule.step()
+
+    def scores(self, test: Data) -> dict[str, float]:
+        self.model.eval()
+        self.likelihood.eval()
+        with torch.no_grad():
+            parts = [self.likelihood(self.model(x)) for x in test.x.split(500)]
+            mean = torch.cat([part.mean.reshape(-1) for part in parts]).double().numpy()
+            var = torch.cat([part.variance.reshape(-1) for part in parts]).double().numpy()
+        dist = PredictiveDistribution(mean, var, 0.0).floored(FLOOR)
+        return {metric.__name__: metric(dist, test.y.double().numpy()) for metric in (nll, rmse, crps)}
+
+    def state(self) -> dict:
+        parts = ("model", "likelihood", "optimizer", "schedule")
+        return {part: getattr(self, part).state_dict() for part in parts} | {"generator": self.generator.get_state()}
+
+    def restore(self, state: dict) -> None:
+        for part in ("model", "likelihood", "optimizer", "schedule"):
+            getattr(self, part).load_state_dict(state[part])
+        self.generator.set_state(state["generator"])
+
+
+def run(name: str, method: str, epochs: int, last: int) -> dict:
+    """The curve up to epoch `last` of a training of `epochs`, stored after each score."""
+    parts = [tensors(part) for part in split(load(name), 0)]
+    train, test = parts[0], parts[1]
+    peer = Peer(method, train, epochs)
+    found = {
+        "dataset": name, "method": method, "split": 0, "seed": SEED, "M": M, "B": BATCH, "epochs": epochs,
+        "beta": METHODS[method].beta[0], "machine": machine.describe(), "curve": [],
+    }  # fmt: skip
+    file, saved = place(name, method), place(name, method).with_suffix(".pt")
+    done = 0
+    if file.exists() and saved.exists():
+        state = torch.load(saved, weights_only=True)
+        peer.restore(state)
+        done = state["epoch"]
+        found |= json.loads(file.read_text(encoding="utf-8"))
+        found["curve"] = [point for point in found["curve"] if point["epoch"] <= done]
+    for epoch in range(done + 1, last + 1):
+        peer.epoch()
+        if epoch not in SCORED and epoch != last:
+            continue
+        found["curve"].append({"epoch": epoch, **peer.scores(test)})
+        store(found)
+        with writing(saved) as part:
+            torch.save(peer.state() | {"epoch": epoch}, part)
+        print(name, found["curve"][-1], flush=True)
+    return found
+
+
+def timing(name: str, method: str, epochs: int) -> None:
+    """Adds the seconds of the start and of an epoch to a stored curve."""
+    found = json.loads(place(name, method).read_text(encoding="utf-8"))
+    train = tensors(split(load(name), 0).train)
+    peer = Peer(method, train, epochs)
+    peer.epoch()  # warm
+    seconds = [machine.timed(peer.epoch) for _ in range(3)]
+    found["timing"] = {
+        "start_seconds": peer.start_seconds, "epoch_seconds": statistics.median(seconds), "epochs_timed": seconds,
+        "machine": machine.describe(),
+    }  # fmt: skip
+    store(found)
+    print(name, found["timing"])
+
+
+def store(found: dict) -> None:
+    with writing(place(found["dataset"], found["method"])) as file:
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="+")
+    parser.add_argument("--method", default="ppgpr-mfd", choices=list(PEERS))
+    parser.add_argument("--epochs", type=int, default=400, help="that the learning rate's schedule is made for")
+    parser.add_argument("--last", type=int, help="the epoch to stop at, if not the end")
+    parser.add_argument("--time", action="store_true", help="time three epochs instead")
+    options = parser.parse_args()
+    for name in options.datasets:
+        if options.time:
+            timing(name, options.method, options.epochs)
+        else:
+            run(name, options.method, options.epochs, options.last or options.epochs)
+
+
+if __name__ == "__main__":
+    main()
