@@ -39,7 +39,7 @@ from paragp.metrics import evaluate
 from paragp.predictive import PredictiveDistribution
 from paragp.training.inducing import kmeans
 from paragp.training.loop import Epoch
-from paragp.training.recipe import Settings, total_epochs, train
+from paragp.training.recipe import RECIPES, Settings, total_epochs, train
 
 FULL_BATCH = ("exact", "fitc")  # methods outside the registry: no mini-batches, no grid
 SPLIT_FROM = 100  # rows: below, none are spared for validation unless early_stopping=True asks for it
@@ -68,8 +68,11 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         Weight beta_reg of the regulariser. "auto" searches the paper's grid on validation rows.
     gamma : float or "auto"
         For "gamma-robust" only, as `beta`.
+    recipe : "auto" or "adam"
+        "auto" starts from the exact GP of a sample and solves for the mean between epochs; "adam" is the paper's
+        training, 400 epochs of Adam at .01.
     max_epochs, batch_size, learning_rate : number or "auto"
-        "auto" chooses by the number of rows.
+        "auto" chooses by the recipe and the number of rows.
     early_stopping : bool or "auto"
         Stop when the validation NLL has not improved for `n_iter_no_change` epochs. "auto": from 100 rows on. The model
         with the best validation NLL is kept.
@@ -119,6 +122,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         kernel: Any = "matern52",
         beta: float | str = "auto",
         gamma: float | str = "auto",
+        recipe: str = "auto",
         max_epochs: int | str = "auto",
         batch_size: int | str = "auto",
         learning_rate: float | str = "auto",
@@ -138,6 +142,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self.kernel = kernel
         self.beta = beta
         self.gamma = gamma
+        self.recipe = recipe
         self.max_epochs = max_epochs
         self.batch_size = batch_size
         self.learning_rate = learning_rate
@@ -234,6 +239,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             batch_size=_given(self.batch_size),
             learning_rate=_given(self.learning_rate),
             patience=None if self.early_stopping is False else self.n_iter_no_change,
+            recipe=RECIPES[self.recipe],
         )
         most = total_epochs(settings, len(data.y), validation is not None)
         with _progress(most, "epoch", self.verbose) as show:
@@ -438,6 +444,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
                 )
         elif not isinstance(self.kernel, gpytorch.kernels.Kernel):
             raise ValueError(f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}.")
+        if self.recipe not in RECIPES:
+            raise ValueError(f"recipe must be one of {', '.join(RECIPES)}; got {self.recipe!r}.")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f'dtype must be "float32" or "float64", got {self.dtype!r}.')
         _check_number("n_inducing", self.n_inducing, whole=True, low=1)

@@ -6,8 +6,9 @@ import torch
 
 from paragp import METHODS, Data
 from paragp.training import recipe
-from paragp.training.loop import TrainingDivergedError
-from paragp.training.recipe import Settings, total_epochs, train, trials
+from paragp.training.loop import Config, TrainingDivergedError
+from paragp.training.recipe import RECIPES, Settings, total_epochs, train, trials
+from paragp.training.step import backward
 
 from cases import generator
 
@@ -22,13 +23,29 @@ def settings(method="ppgpr-mf", **options):
 
 
 def test_automatic_lengths_follow_the_rows():
-    automatic = Settings(METHODS["svgp"])
+    automatic, default = Settings(METHODS["svgp"]), RECIPES["auto"]
+    fewest, most = default.epochs
     assert automatic.config(300).batch_size == 300
-    assert automatic.config(300).epochs == recipe.EPOCHS[1]
-    assert automatic.config(10_000_000).epochs == recipe.EPOCHS[0]
-    steps = [automatic.config(n).epochs * np.ceil(n / automatic.config(n).batch_size) for n in (10_000, 50_000)]
-    assert steps == [recipe.STEPS, recipe.STEPS]
+    assert automatic.config(300).epochs == most
+    assert automatic.config(10_000_000).epochs == fewest
+    assert automatic.config(6_000).epochs * 6 == default.steps
     assert Settings(METHODS["svgp"], epochs=7, batch_size=13, learning_rate=0.5).config(300).batch_size == 13
+
+
+def test_the_papers_recipe_is_plain_adam(monkeypatch):
+    config = Settings(METHODS["svgp"], recipe=RECIPES["adam"]).config(5_000)
+    assert config == Config(epochs=400, batch_size=1000, learning_rate=0.01)
+    monkeypatch.setattr(recipe, "solve", None)  # neither solves nor a kernel from a sample
+    monkeypatch.setattr(recipe, "fit_kernel", None)
+    train(settings(recipe=RECIPES["adam"]), rows(), generator=generator())
+
+
+def test_the_default_solves_the_mean_after_each_epoch():
+    data = rows()
+    model = train(settings("ppgpr-mfd", beta=0.2), data, generator=generator()).model
+    backward(model, METHODS["ppgpr-mfd"].objective, data, num_data=60, beta=0.2)
+    assert float(model.family.m.grad.norm()) < 1e-8
+    assert float(model.family.Z.grad.norm()) > 1e-6
 
 
 @pytest.mark.parametrize("name", METHODS)

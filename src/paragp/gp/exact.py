@@ -22,7 +22,7 @@ from paragp.data.rows import Data, check_finite, check_inputs, checked
 from paragp.gp.covariances import Dense
 from paragp.gp.families import Coupled
 from paragp.gp.kernels import covariance, kernel_name, make_kernel, prior_deviation, prior_variance
-from paragp.gp.linalg import NotPositiveDefiniteError, cholesky, whiten
+from paragp.gp.linalg import NotPositiveDefiniteError, cholesky, log_density, whiten
 from paragp.gp.model import CHUNK, INITIAL_NOISE, Noise, ParametricGP, predictive, with_noise
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
@@ -85,10 +85,7 @@ class ExactGP(nn.Module):
 
     def log_marginal(self) -> Tensor:
         """log p(y | X) = log N(y | 0, K_NN + sigma_obs^2 I) (Eqn marg), a scalar."""
-        L = self._cholesky()
-        N = len(self.y)
-        quadratic = _forward_solve(L, self.y[:, None]).square().sum()
-        return -0.5 * (quadratic + N * math.log(2 * math.pi)) - L.diagonal().log().sum()
+        return log_density(self._covariance(), self.y, name=self._name)
 
     @torch.no_grad()
     def factorise(self) -> Factor:
@@ -132,9 +129,16 @@ class ExactGP(nn.Module):
         return Moments(K_Nb.T @ factor.alpha, fvar, torch.zeros_like(fvar))
 
     def _cholesky(self) -> Tensor:
+        return cholesky(self._covariance(), jitter=0.0, name=self._name)
+
+    def _covariance(self) -> Tensor:
+        """K_NN + sigma_obs^2 I, shape (N, N)."""
         K = covariance(self.kernel, self.X, self.X)
-        noise = self.noise * torch.eye(len(K), dtype=K.dtype, device=K.device)
-        return cholesky(K + noise, jitter=0.0, name=f"K_NN + noise of {kernel_name(self.kernel)}")
+        return K + self.noise * torch.eye(len(K), dtype=K.dtype, device=K.device)
+
+    @property
+    def _name(self) -> str:
+        return f"K_NN + noise of {kernel_name(self.kernel)}"
 
     # Conjugate gradients: the kernel matrix is only ever multiplied, block by block of its rows, in float64.
 

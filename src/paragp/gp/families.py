@@ -7,6 +7,7 @@ of them, since whitening makes the prior of u' standard normal.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,15 @@ from torch import Tensor, nn
 
 from paragp.gp.covariances import Covariance
 from paragp.gp.kernels import covariance, covariance_matvec, kernel_name, prior_variance
-from paragp.gp.linalg import inverse_cholesky, unwhiten, unwhitened_weights, whiten
+from paragp.gp.linalg import inverse_cholesky, lower_matmul, unwhiten, unwhitened_weights, whiten
 from paragp.gp.moments import Moments
+
+
+class MeanBasis(NamedTuple):
+    """The functions whose combination is the mean: mean(h) = features(h)^T c, with prior precision P of c."""
+
+    features: Callable[[Tensor], Tensor]  # h (b, d) -> (P, b)
+    precision: Tensor  # (P, P)
 
 
 class Family(nn.Module, ABC):
@@ -49,6 +57,19 @@ class Family(nn.Module, ABC):
     @abstractmethod
     def mean_weights(self, factor: Any, kernel: Kernel) -> tuple[Tensor, Tensor]:
         """Points (M, d) and weights (M,) with mean(h) = k(h, points) weights: O(M) a row, without the variance."""
+
+    @property
+    def mean_parameters(self) -> list[nn.Parameter]:
+        """The coefficients of the mean, in which it is linear."""
+        return [self.m]
+
+    def mean_basis(self, kernel: Kernel) -> MeanBasis:
+        """What the coefficients multiply, without a gradient: A = Lam^-1 k(Z, h), whose prior is standard normal."""
+        return MeanBasis(self._whitened(kernel, self.Z), torch.eye(len(self.Z)).to(self.Z))
+
+    def _whitened(self, kernel: Kernel, Z: Tensor) -> Callable[[Tensor], Tensor]:
+        W = self.whitener(kernel, Z)
+        return lambda h: lower_matmul(W, covariance(kernel, Z, h))
 
     def kl(self, factor: Any) -> Tensor:
         """The regulariser |m'|^2 / 2 + KL(N(0, S') || N(0, I)), a scalar."""
@@ -187,6 +208,22 @@ class OrthogonallyDecoupled(TwoSets):
 
     def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
         return torch.cat([self.Z_variance, self.Z]), torch.cat([factor.w, self.a])
+
+    @property
+    def mean_parameters(self) -> list[nn.Parameter]:
+        return [self.m, self.a]
+
+    def mean_basis(self, kernel: Kernel) -> MeanBasis:
+        """A for m', and for a the extra functions k_gamma(h) - B^T A with precision K_gamma - B^T B."""
+        whitened = self._whitened(kernel, self.Z_variance)
+        B = whitened(self.Z)  # (M_beta, M_gamma)
+
+        def features(h: Tensor) -> Tensor:
+            A = whitened(h)
+            return torch.cat([A, covariance(kernel, self.Z, h) - B.T @ A])
+
+        extra = covariance(kernel, self.Z, self.Z) - B.T @ B
+        return MeanBasis(features, torch.block_diag(torch.eye(len(B)).to(B), extra))
 
     def kl(self, factor: Factor) -> Tensor:
         return super().kl(factor) + 0.5 * factor.norm

@@ -1,5 +1,6 @@
 """Factorising K_MM: one jitter policy, one helpful error, and a batch's moments in whitened coordinates."""
 
+import math
 import warnings
 from itertools import pairwise
 from typing import Any
@@ -102,6 +103,15 @@ def unwhiten(W: Tensor, m: Tensor) -> Tensor:
 def unwhitened_weights(K: Tensor, m: Tensor, *, jitter: float | None = None, name: str = "kernel matrix") -> Tensor:
     """Lam^-T m for the factor Lam of K and m (M,), where W is not wanted for anything else."""
     return _UnwhitenedWeights.apply(K, m, jitter, name)
+
+
+def log_density(K: Tensor, y: Tensor, *, name: str = "covariance matrix") -> Tensor:
+    """log N(y | 0, K) for y (N,) and K (N, N), jitter only where K has no factor; differentiable in K; a scalar.
+
+    >>> log_density(torch.eye(2), torch.zeros(2))
+    tensor(-1.8379)
+    """
+    return _LogDensity.apply(K, y, name)
 
 
 def dense_form(W: Tensor, L: Tensor) -> Tensor:
@@ -213,6 +223,24 @@ class _UnwhitenedWeights(torch.autograd.Function):
         rows = g_m[:, None] * W
         Phi_W = rows.cumsum(0).sub_(rows, alpha=0.5).mul_(m[:, None])
         return _pull_back(W, Phi_W, ctx.jitter), g_m, None, None
+
+
+class _LogDensity(torch.autograd.Function):
+    """K -> log N(y | 0, K). Backward: g_K = (alpha alpha^T - K^-1) / 2 with alpha = K^-1 y, and K^-1 = W^T W."""
+
+    @staticmethod
+    def forward(ctx: Any, K: Tensor, y: Tensor, name: str) -> Tensor:
+        Lam, _ = _factor(K, 0.0, name)
+        ctx.save_for_backward(Lam, y)
+        quadratic = torch.linalg.solve_triangular(Lam, y[:, None], upper=False).square().sum()
+        return -0.5 * (quadratic + len(y) * math.log(2 * math.pi)) - Lam.diagonal().log().sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        Lam, y = ctx.saved_tensors
+        alpha = torch.cholesky_solve(y[:, None], Lam)[:, 0]
+        return (g / 2) * (torch.outer(alpha, alpha) - torch.cholesky_inverse(Lam)), None, None
 
 
 def _pull_back(W: Tensor, Phi_W: Tensor, jitter: float) -> Tensor:

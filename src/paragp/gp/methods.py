@@ -35,6 +35,11 @@ class Method:
     gamma: tuple[float, ...] = ()
 
     @property
+    def solved_covariance(self) -> bool:
+        """Whether S' has a closed form given all else: dense, and an objective linear in svar."""
+        return self.covariance is Dense and self.objective in (svgp, vfitc, gamma_robust)
+
+    @property
     def two_sets(self) -> bool:
         """Whether mean and variance have inducing points of their own."""
         return issubclass(self.family, TwoSets)

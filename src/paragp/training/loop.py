@@ -19,9 +19,23 @@ from paragp.gp.objectives import Objective
 from paragp.training.step import backward
 
 # Assumed: the paper says the rate is "progressively decimated"; its deep-kernel runs drop it tenfold at half
-# and three quarters of the epochs, and so do we everywhere.
+# and three quarters of the epochs, and so does `steps`.
 MILESTONES = (0.5, 0.75)
 DECAY = 0.1
+
+
+def steps(progress: float) -> float:
+    """The paper's schedule: the share of the learning rate after that share of the training.
+
+    >>> [steps(progress) for progress in (0.0, 0.5, 0.9)]
+    [1.0, 0.1, 0.01]
+    """
+    return round(DECAY ** sum(progress >= milestone for milestone in MILESTONES), 9)
+
+
+def cosine(progress: float) -> float:
+    """Half a cosine wave from one to zero: a high rate for long, and time to settle."""
+    return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True)
@@ -32,8 +46,7 @@ class Config:
     batch_size: int = 1000
     learning_rate: float = 0.01
     beta: float = 1.0  # beta_reg
-    milestones: tuple[float, ...] = MILESTONES  # fractions of the epochs after which the rate drops
-    decay: float = DECAY
+    schedule: Callable[[float], float] = steps  # the share of the learning rate by the share of the training done
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "learning_rate"):
@@ -49,7 +62,7 @@ class Epoch:
 
     epoch: int  # from 1
     objective: float  # mean minibatch estimate, per datum; rises
-    learning_rate: float
+    learning_rate: float  # at its start
     seconds: float  # since the start of `fit`
     validation: dict[str, float] = field(default_factory=dict)
 
@@ -71,12 +84,14 @@ def fit(
     config: Config,
     *,
     generator: torch.Generator,
+    solve: Callable[[ParametricGP], list[nn.Parameter]] | None = None,
     validate: Callable[[ParametricGP], dict[str, float]] | None = None,
     on_epoch: Callable[[Epoch], object] | None = None,
 ) -> list[Epoch]:
     """Maximise the objective over all of the model's parameters, in place, and return the history.
 
-    `validate(model)` is called after each epoch and its metrics go into the history; `on_epoch(record)` may
+    `solve(model)` is called before the first epoch and after each: it may set some parameters to their optimum given the
+    others, and returns which, so that the optimizer forgets their past. `validate(model)` is called after each epoch and its metrics go into the history; `on_epoch(record)` may
     show progress, and ends the training by returning True.
 
     >>> from paragp.gp.methods import METHODS
@@ -93,29 +108,36 @@ def fit(
     if data.weights is not None:
         data = data._replace(weights=data.weights * (len(data.y) / num_data))  # mean one, as `estimate` expects
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
-    drops = [max(1, round(fraction * config.epochs)) for fraction in config.milestones]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, drops, gamma=config.decay)
+    total_steps = config.epochs * math.ceil(len(data.y) / config.batch_size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.schedule(step / total_steps))
     history: list[Epoch] = []
+
+    def solved() -> None:
+        for parameter in [] if solve is None else solve(model):
+            optimizer.state.pop(parameter, None)
+
     start = time.perf_counter()
 
     model.train()
     with _Guard(model, history) as guard:
+        solved()
         for epoch in range(1, config.epochs + 1):
-            total = 0.0
+            total, rate = 0.0, float(schedule.get_last_lr()[0])
             for batch in batches(data, config.batch_size, generator):  # a random mini-batch D_mb
                 optimizer.zero_grad()
                 value = backward(model, objective, batch, num_data=num_data, beta=config.beta)  # L^(D_mb)
                 guard.check(value)
                 optimizer.step()  # m, S, Z, theta_ker <- optim(L^(D_mb))
+                schedule.step()
                 total += value * len(batch.y)
+            solved()
             record = Epoch(
                 epoch=epoch,
                 objective=total / len(data.y),
-                learning_rate=float(schedule.get_last_lr()[0]),
+                learning_rate=rate,
                 seconds=time.perf_counter() - start,
                 validation={} if validate is None else validate(model),
             )
-            schedule.step()
             history.append(record)
             if on_epoch is not None and on_epoch(record) is True:
                 break

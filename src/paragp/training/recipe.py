@@ -1,7 +1,12 @@
-"""From a method and rows to a trained model: starting points, training, and the search of a row's grid.
+"""From a method and rows to a trained model: a start, Adam with solves between its epochs, and a search of the grid.
 
-The search is one warm-started pass: the first value of the grid (beta_reg, or gamma) is trained in full, each of the
-others goes on from there for a tenth of the epochs, and the state with the best validation NLL is kept.
+`RECIPES` says all that differs between the default and the paper's training; `train` is the sequence of phases:
+
+    start    kernel and noise by the exact GP of a sample, k-means in that kernel's units     (`training.start`)
+    train    the first value of the method's grid (beta_reg, or gamma) in full: epochs of Adam, each followed by
+             the closed-form solve of the mean, and of S' where it has one                      (`training.solves`)
+    search   each other value goes on from the best state so far for a few epochs at a low rate
+    choose   the state with the best validation NLL
 """
 
 import copy
@@ -14,19 +19,41 @@ from typing import NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
+from torch import nn
 
 from paragp.data.rows import Data
+from paragp.gp.kernels import make_kernel
 from paragp.gp.methods import Method
-from paragp.gp.model import ParametricGP
+from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
 from paragp.metrics import crps, nll, rmse
-from paragp.training.inducing import starting_points
-from paragp.training.loop import DECAY, Config, Epoch, TrainingDivergedError, fit
+from paragp.training.inducing import kmeans
+from paragp.training.loop import DECAY, Config, Epoch, TrainingDivergedError, cosine, fit, steps
+from paragp.training.solves import solve
+from paragp.training.start import fit_kernel, stretch
 
 FULL_BATCH = 1000  # rows: up to here a batch is the whole table
-STEPS = 2000  # that a training of automatic length takes
-EPOCHS = (20, 400)  # fewest and most of an automatic length
 SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained where the user did not say."""
+
+    kernel_rows: int  # of the sample that the kernel starts from; 0: the kernel starts as it is
+    kernel_iterations: int
+    solves: bool  # whether the mean (and S', where it can be) is solved for after each epoch
+    learning_rate: float
+    schedule: Callable[[float], float]
+    steps: int  # of the optimizer that a training aims at
+    epochs: tuple[int, int]  # fewest and most
+
+
+RECIPES = {
+    #               start           solves   Adam                 length
+    "auto": Recipe(1000, 60, solves=True, learning_rate=0.05, schedule=cosine, steps=600, epochs=(40, 150)),
+    "adam": Recipe(0, 0, solves=False, learning_rate=0.01, schedule=steps, steps=0, epochs=(400, 400)),
+}
 
 
 @dataclass(frozen=True)
@@ -43,16 +70,19 @@ class Settings:
     batch_size: int | None = None
     learning_rate: float | None = None
     patience: int | None = 10  # epochs without a better validation NLL before training ends; None: never
+    recipe: Recipe = RECIPES["auto"]
 
     def config(self, n: int) -> Config:
         """The loop's settings for n rows."""
+        recipe = self.recipe
         batch_size = min(n, FULL_BATCH) if self.batch_size is None else self.batch_size
-        low, high = EPOCHS
-        automatic = min(high, max(low, round(STEPS / math.ceil(n / batch_size))))
+        low, high = recipe.epochs
+        automatic = min(high, max(low, round(recipe.steps / math.ceil(n / batch_size))))
         return Config(
             epochs=automatic if self.epochs is None else self.epochs,
             batch_size=batch_size,
-            learning_rate=0.02 if self.learning_rate is None else self.learning_rate,
+            learning_rate=recipe.learning_rate if self.learning_rate is None else self.learning_rate,
+            schedule=recipe.schedule,
         )
 
 
@@ -100,12 +130,12 @@ def train(
     """Train on standardised rows; `start` is a model to go on from instead of new starting points."""
     full = settings.config(len(data.y))
     short = replace(full, epochs=_search_epochs(full.epochs), learning_rate=full.learning_rate * DECAY)
-    model = _new_model(settings, data, generator) if start is None else start
+    model = new_model(settings, data, generator) if start is None else start
     best = _Best(model, validation, settings.patience, on_epoch)
     first, *others = trials(settings, validation is not None)
     for trial, config in [(first, full), *((other, short) for other in others)]:
         best.begin(trial)
-        _fit(model, settings.method, data, replace(config, beta=trial.beta), trial.gamma, generator, best)
+        _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best)
         best.restore()
     return Trained(model, best.history, best.epoch, *best.trial)
 
@@ -114,16 +144,25 @@ def _search_epochs(epochs: int) -> int:
     return max(1, round(SEARCH_SHARE * epochs))
 
 
-def _new_model(settings: Settings, data: Data, generator: torch.Generator) -> ParametricGP:
-    Z, Z_variance = starting_points(
-        data.x, settings.n_inducing, settings.n_inducing_variance, generator=generator, weights=data.weights
-    )
-    return settings.method.model(settings.kernel, Z, Z_variance if settings.method.two_sets else None)
+def new_model(settings: Settings, data: Data, generator: torch.Generator) -> ParametricGP:
+    """A model at its starting point for these rows."""
+    recipe, method, d = settings.recipe, settings.method, data.x.shape[1]
+    kernel, noise, units = make_kernel(settings.kernel, d).to(data.x), INITIAL_NOISE, torch.ones(())
+    if recipe.kernel_rows:
+        noise = fit_kernel(
+            kernel, data, rows=recipe.kernel_rows, iterations=recipe.kernel_iterations, generator=generator
+        )
+        found = stretch(kernel, d)
+        units = units if found is None else found
+    units = units.to(data.x)
+    sizes = [settings.n_inducing, settings.n_inducing_variance or settings.n_inducing][: 1 + method.two_sets]
+    Z = [kmeans(data.x / units, M, generator=generator, weights=data.weights) * units for M in sizes]
+    return method.model(kernel, *Z, noise=max(noise, 2 * NOISE_FLOOR))
 
 
 def _fit(
     model: ParametricGP,
-    method: Method,
+    settings: Settings,
     data: Data,
     config: Config,
     gamma: float | None,
@@ -131,15 +170,24 @@ def _fit(
     best: "_Best",
 ) -> None:
     """One trial; where training diverges it goes on from the last good state at a tenth of the rate."""
+    objective = settings.method.objective_for(gamma)
+
+    def solved(model: ParametricGP) -> list[nn.Parameter]:
+        covariance = settings.method.solved_covariance
+        if not solve(model, objective, data, beta=config.beta, covariance=covariance):
+            return []
+        return [*model.family.mean_parameters, *(model.family.S.parameters() if covariance else ())]
+
     for attempt in range(RETRIES + 1):
         try:
             rate = config.learning_rate * DECAY**attempt
             fit(
                 model,
-                method.objective_for(gamma),
+                objective,
                 data,
                 replace(config, learning_rate=rate),
                 generator=generator,
+                solve=solved if settings.recipe.solves else None,
                 validate=best.validate,
                 on_epoch=best.after,
             )

@@ -1,0 +1,148 @@
+"""How good, and how soon: test scores against wall-clock time, ours and what a user would take instead.
+
+    PARAGP_DATA=... python benchmarks/quality.py --datasets pol --methods ppgpr-mfd --splits 0 --json
+    PARAGP_DATA=... python benchmarks/quality.py --datasets pol --peer gpytorch --plot curves.png
+
+Protocol: 15:3:2 rows for training, test and validation, standardised by the training rows, M = 1000 points for mean and
+variance each, predicted deviations floored at .01 before NLL and CRPS, for all. A run is one JSON file under
+results/quality/ and is not repeated while that file is there (`--rerun` does). Our seconds run from the call that makes
+the model to the end of training: starting points, validation and the search of beta_reg included, the test scores taken
+on the way not. `--peer` compares with GPyTorch (its stored curve, see gpytorch_curve.py), CatBoost or NGBoost: up to
+2000 trees, early stopping after 50, otherwise defaults.
+"""
+
+import argparse
+import json
+import pathlib
+import time
+
+import gpytorch_curve
+import machine
+import numpy as np
+import torch
+
+from paragp.atomic import writing
+from paragp.data.datasets import FLOOR, Split, load, split
+from paragp.gp.methods import METHODS
+from paragp.gp.model import ParametricGP
+from paragp.metrics import crps, nll, rmse
+from paragp.predictive import PredictiveDistribution
+from paragp.training.recipe import RECIPES, Settings, new_model, train
+
+FOLDER = pathlib.Path(__file__).parent / "results" / "quality"
+SETS = "pol,elevators,bike,kin40k,keggdirected"
+TREES, PATIENCE = 2000, 50
+
+
+def scores(dist: PredictiveDistribution, y: np.ndarray) -> dict[str, float]:
+    return {metric.__name__: metric(dist.floored(FLOOR), y) for metric in (nll, rmse, crps)}
+
+
+def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
+    """One training with the library's defaults; its test scores after each epoch, the clock stopped meanwhile."""
+    train_rows, test_rows, valid_rows = (gpytorch_curve.tensors(part) for part in parts)
+    generator = torch.Generator().manual_seed(options.seed)
+    settings = Settings(METHODS[method], n_inducing=options.M, recipe=RECIPES[options.recipe], beta=options.beta)
+    curve, paused, start = [], 0.0, time.perf_counter()
+
+    def score(model: ParametricGP) -> dict[str, float]:
+        return scores(model.predict(test_rows.x), test_rows.y.double().numpy())
+
+    def watch(record) -> None:
+        nonlocal paused
+        now = time.perf_counter()
+        if options.curve:
+            valid = {f"valid_{name}": value for name, value in record.validation.items()}
+            curve.append({"seconds": now - start - paused, **score(model), **valid})
+        paused += time.perf_counter() - now
+
+    model = new_model(settings, train_rows, generator)
+    first = time.perf_counter() - start
+    trained = train(settings, train_rows, valid_rows, generator=generator, start=model, on_epoch=watch)
+    seconds = time.perf_counter() - start - paused
+    return {
+        "seconds": seconds, "start_seconds": first, "epochs": len(trained.history), "best_epoch": trained.best_epoch,
+        "beta": trained.beta, "gamma": trained.gamma, "noise_std": float(model.noise.detach()) ** 0.5, **score(model),
+        "valid": scores(model.predict(valid_rows.x), valid_rows.y.double().numpy()), "curve": curve,
+    }  # fmt: skip
+
+
+def catboost(parts: Split, options: argparse.Namespace) -> dict:
+    from catboost import CatBoostRegressor
+
+    start = time.perf_counter()
+    model = CatBoostRegressor(
+        loss_function="RMSEWithUncertainty", iterations=TREES, thread_count=torch.get_num_threads(), verbose=False,
+        random_seed=options.seed, allow_writing_files=False,
+    )  # fmt: skip
+    model.fit(parts.train.x, parts.train.y, eval_set=(parts.valid.x, parts.valid.y), early_stopping_rounds=PATIENCE)
+    seconds = time.perf_counter() - start
+    mean, var = model.predict(parts.test.x).T
+    return {
+        "seconds": seconds,
+        "trees": model.tree_count_,
+        **scores(PredictiveDistribution(mean, var, 0.0), parts.test.y),
+    }
+
+
+def ngboost(parts: Split, options: argparse.Namespace) -> dict:
+    from ngboost import NGBRegressor
+
+    start = time.perf_counter()
+    model = NGBRegressor(n_estimators=TREES, verbose=False, random_state=options.seed, early_stopping_rounds=PATIENCE)
+    model.fit(parts.train.x, parts.train.y, X_val=parts.valid.x, Y_val=parts.valid.y)
+    seconds = time.perf_counter() - start
+    found = model.pred_dist(parts.test.x, max_iter=model.best_val_loss_itr)
+    dist = PredictiveDistribution(found.loc, found.scale**2, 0.0)
+    return {"seconds": seconds, "trees": model.best_val_loss_itr, **scores(dist, parts.test.y)}
+
+
+PEERS = {"catboost": catboost, "ngboost": ngboost}
+
+
+def run(name: str, method: str, k: int, options: argparse.Namespace) -> dict:
+    """A run, from its file if it has one."""
+    label = method if options.recipe == "auto" or method in PEERS else f"{method}-{options.recipe}"
+    file = pathlib.Path(options.folder) / f"{name}-{label}-{k}.json"
+    if file.exists() and not options.rerun:
+        return json.loads(file.read_text(encoding="utf-8"))
+    parts = split(load(name), k)
+    found = {"dataset": name, "method": method, "recipe": options.recipe, "split": k, "seed": options.seed}
+    found |= PEERS[method](parts, options) if method in PEERS else {"M": options.M, **ours(method, parts, options)}
+    found["machine"] = machine.describe()
+    with writing(file) as part:
+        part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", default=SETS)
+    parser.add_argument("--methods", default="ppgpr-mfd", help="rows of the registry, catboost, ngboost")
+    parser.add_argument("--splits", default="0,1,2")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--M", type=int, default=1000)
+    parser.add_argument("--beta", type=float, help="of the regulariser; without it the grid is searched")
+    parser.add_argument("--recipe", default="auto", choices=list(RECIPES))
+    parser.add_argument("--curve", action="store_true", help="score the test rows after each epoch")
+    parser.add_argument("--folder", default=str(FOLDER), help="where the runs are kept")
+    parser.add_argument("--rerun", action="store_true")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args()
+    rows = []
+    for name in options.datasets.split(","):
+        for method in options.methods.split(","):
+            for k in options.splits.split(","):
+                row = run(name, method, int(k), options)
+                rows.append(row)
+                print(
+                    f"{name:<13} {method:<12} split {k}   NLL {row['nll']:7.3f}   RMSE {row['rmse']:.4f}   CRPS "
+                    f"{row['crps']:.4f}   {row['seconds']:6.1f} s",
+                    flush=True,
+                )
+    if options.json:
+        print(json.dumps({"machine": machine.describe(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Closed-form solves: what the objective's best mean, and the ELBO's best covariance, are for all else as it is.
+
+An objective of this library sees the mean of a row through a square, c_i (y_i - mean_i)^2 / 2 with a curvature c_i that
+depends on the variances: 1/sigma_obs^2 (SVGP, MAP), 1/(ktilde + sigma_obs^2) (VFITC), 1/(sigma_f^2 + sigma_obs^2)
+(PPGPR). So the best mean is a ridge regression with weights c on the functions of `Family.mean_basis`, and one pass over
+the rows replaces the long, ill-conditioned way of a gradient method. For gamma-Robust, whose curvature depends on the
+residual, it is one step of iteratively reweighted least squares.
+"""
+
+import torch
+from torch import Tensor
+
+from paragp.data.rows import Data
+from paragp.gp.covariances import Dense
+from paragp.gp.linalg import keep_freed_memory, lower_of_product
+from paragp.gp.model import ParametricGP
+from paragp.gp.objectives import Objective
+
+CHUNK = 2000  # rows taken together
+SMALLEST_RESIDUAL = 1e-3  # in standardised units: below, a residual is too small to tell the curvature by
+RIDGES = (
+    0.0,
+    1e-8,
+    1e-7,
+    1e-6,
+    1e-5,
+    1e-4,
+)  # of H's diagonal, tried in turn: float32 sums may leave H without a factor
+
+
+@torch.no_grad()
+def solve(model: ParametricGP, objective: Objective, data: Data, *, beta: float, covariance: bool = False) -> bool:
+    """Set the mean's coefficients to their optimum, and with `covariance` the dense S' to the ELBO's.
+
+    False means that no finite solution was found, and nothing was changed.
+
+    With features A (P, N), curvatures c and the prior precision P_0,
+
+        H = A diag(c) A^T + beta P_0,   coefficients = H^-1 A (c y),   S' = beta H^-1 (of the coupled functions).
+
+    The latter holds for objectives that are linear in svar with slope -c / 2 (SVGP, VFITC and, nearly, gamma-Robust).
+    Products are in the model's precision, sums over chunks and the solve in float64.
+    """
+    keep_freed_memory()
+    family, factor = model.family, model.factorise()
+    basis = family.mean_basis(model.kernel)
+    precision = basis.precision.double()
+    H, target = torch.zeros_like(precision), torch.zeros_like(precision[0])
+    for start in range(0, len(data.y), CHUNK):
+        part = data.take(slice(start, start + CHUNK))
+        h = model.embed(part.x)
+        c = curvature(model, objective, part._replace(x=h), factor)
+        A = basis.features(h)
+        H += lower_of_product(A, A.T, scale=c).double()
+        target += (A @ (c * part.y)).double()
+    H = H.tril() + H.tril(-1).T + beta * precision
+    root = _root(H)
+    if root is None:
+        return False
+    found = torch.cholesky_solve(target[:, None], root)[:, 0]
+    S_root = None
+    if covariance and isinstance(family.S, Dense) and beta > 0:
+        M = len(family.S.L)
+        S_root = _inverse_root(H[:M, :M] / beta)
+    if not bool(torch.isfinite(found).all()) or (covariance and S_root is None):
+        return False
+    sizes = [len(parameter) for parameter in family.mean_parameters]
+    for parameter, value in zip(family.mean_parameters, found.split(sizes), strict=True):
+        parameter.copy_(value)
+    if S_root is not None:
+        family.S.L.copy_(S_root)
+    return True
+
+
+def _root(H: Tensor) -> Tensor | None:
+    """The lower factor of H with the smallest ridge that gives one."""
+    for ridge in RIDGES:
+        root, info = torch.linalg.cholesky_ex(H + torch.diag(ridge * H.diagonal()))
+        if int(info) == 0:
+            return root
+    return None
+
+
+def _inverse_root(H: Tensor) -> Tensor | None:
+    """A lower L with L L^T = H^-1."""
+    root = _root(H)
+    return None if root is None else _root(torch.cholesky_inverse(root))
+
+
+def curvature(model: ParametricGP, objective: Objective, data: Data, factor: object) -> Tensor:
+    """c (b,) with d term_i / d mean_i = c_i (y_i - mean_i), times the rows' weights; `data.x` are features."""
+    q = model.family.moments(factor, model.kernel, data.x)
+    residual = data.y - q.mean
+    residual = torch.where(residual.abs() < SMALLEST_RESIDUAL, SMALLEST_RESIDUAL, residual)
+    mean = q.mean.detach().clone()
+    with torch.enable_grad():
+        mean.requires_grad_()
+        terms = objective(q._replace(mean=mean), mean.detach() + residual, model.noise)
+        (slope,) = torch.autograd.grad(terms.sum(), mean)
+    found = slope / residual
+    return found if data.weights is None else found * data.weights

@@ -1,0 +1,86 @@
+"""A kernel from a sample of rows, and the units it gives the inputs."""
+
+import numpy as np
+import pytest
+import torch
+
+from paragp.data.rows import Data
+from paragp.gp.exact import ExactGP
+from paragp.gp.kernels import make_kernel
+from paragp.gp.linalg import NotPositiveDefiniteError, log_density
+from paragp.gp.model import INITIAL_NOISE
+from paragp.training import start
+from paragp.training.start import fit_kernel, stretch
+
+from cases import generator, randn
+
+
+def rows(n=200, d=3):
+    x = randn(n, d)
+    return Data(x, torch.sin(3 * x[:, 0]) + 0.1 * randn(n, seed=1))
+
+
+def fitted(data, rows=200):
+    kernel = make_kernel("matern52", data.x.shape[1]).double()
+    return kernel, fit_kernel(kernel, data, rows=rows, iterations=60, generator=generator())
+
+
+def test_what_matters_gets_a_short_lengthscale_and_the_noise_is_found():
+    kernel, noise = fitted(rows())
+    first, *others = kernel.base_kernel.lengthscale.detach().flatten().tolist()
+    assert min(others) > 3 * first
+    assert noise == pytest.approx(0.01, rel=0.5)
+
+
+def test_the_marginal_likelihood_rises():
+    data = rows()
+    kernel, noise = fitted(data)
+    before = ExactGP(make_kernel("matern52", 3).double(), *data[:2], noise=INITIAL_NOISE).log_marginal()
+    assert ExactGP(kernel, *data[:2], noise=noise).log_marginal() > before + 50
+
+
+def test_a_row_of_weight_two_is_nearly_two_rows():
+    data = rows(60)
+    _, weighted = fitted(data._replace(weights=torch.full((60,), 4.0, dtype=torch.float64)))
+    _, plain = fitted(data)
+    assert weighted == pytest.approx(4 * plain, rel=0.05)  # a fourth of it is what each row shows
+
+
+def test_rows_of_no_weight_are_not_seen():
+    data = rows(60)
+    y = data.y.clone()
+    y[::2] = 1e3
+    weights = torch.tensor([0.0, 1.0] * 30, dtype=torch.float64)
+    _, noise = fitted(Data(data.x, y, weights))
+    assert noise < 0.5
+
+
+def test_a_kernel_without_a_factor_stays_as_it_is(monkeypatch):
+    def hopeless(*_, **__):
+        raise NotPositiveDefiniteError("no")
+
+    monkeypatch.setattr(start, "log_density", hopeless)
+    kernel, noise = fitted(rows())
+    assert noise == INITIAL_NOISE
+    torch.testing.assert_close(
+        kernel.base_kernel.lengthscale, make_kernel("matern52", 3).double().base_kernel.lengthscale
+    )
+
+
+def test_units_follow_the_lengthscales_up_to_a_limit():
+    kernel = make_kernel("rbf", 3).double()
+    kernel.base_kernel.lengthscale = torch.tensor([[0.5, 5.0, 1e6]])
+    np.testing.assert_allclose(stretch(kernel, 3), [1, 10, start.LARGEST_STRETCH], rtol=1e-6)
+
+
+def test_log_density_is_torchs():
+    K = randn(6, 6)
+    K = K @ K.T + torch.eye(6)
+    y = randn(6, seed=2)
+    expected = torch.distributions.MultivariateNormal(torch.zeros(6, dtype=K.dtype), K).log_prob(y)
+    torch.testing.assert_close(log_density(K, y), expected)
+
+
+def test_log_density_gradcheck():
+    root, y = randn(4, 6).requires_grad_(), randn(4, seed=2)
+    assert torch.autograd.gradcheck(lambda R: log_density(R @ R.T, y), [root])
