@@ -62,7 +62,7 @@ def growth_table() -> str:
 
 def precision_table() -> str:
     lines = [
-        "| data set | NLL, float32 | float64 | gap, five seeds | mean | variance | gradient, of its rows' | of its own |",
+        "| data set | NLL, float32 | float64 | gap, five seeds | mean | variance | gradient, by rows' | by its own |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in load("precision")["rows"]:

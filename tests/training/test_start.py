@@ -39,11 +39,16 @@ def test_the_marginal_likelihood_rises():
     assert ExactGP(kernel, *data[:2], noise=noise).log_marginal() > before + 50
 
 
-def test_a_row_of_weight_two_is_nearly_two_rows():
-    data = rows(60)
-    _, weighted = fitted(data._replace(weights=torch.full((60,), 4.0, dtype=torch.float64)))
-    _, plain = fitted(data)
-    assert weighted == pytest.approx(4 * plain, rel=0.05)  # a fourth of it is what each row shows
+def test_a_weight_counts_as_copies():
+    data = rows(30)
+    copies = torch.arange(30) % 3 + 1
+    kernels = [
+        fitted(data._replace(weights=copies.double())),
+        fitted(Data(data.x.repeat_interleave(copies, 0), data.y.repeat_interleave(copies))),
+    ]
+    (one, noise), (other, other_noise) = kernels
+    torch.testing.assert_close(one.base_kernel.lengthscale, other.base_kernel.lengthscale, rtol=1e-3, atol=0)
+    assert noise == pytest.approx(other_noise, rel=1e-3)
 
 
 def test_rows_of_no_weight_are_not_seen():

@@ -90,9 +90,10 @@ def fit(
 ) -> list[Epoch]:
     """Maximise the objective over all of the model's parameters, in place, and return the history.
 
-    `solve(model)` is called before the first epoch and after each: it may set some parameters to their optimum given the
-    others, and returns which, so that the optimizer forgets their past. `validate(model)` is called after each epoch and its metrics go into the history; `on_epoch(record)` may
-    show progress, and ends the training by returning True.
+    `solve(model)` is called before the first epoch and after each: it may set some parameters to their optimum given
+    the others, and returns which, so that the optimizer forgets their past. `validate(model)` is called after each
+    epoch and its metrics go into the history; `on_epoch(record)` may show progress, and ends the training by returning
+    True.
 
     >>> from paragp.gp.methods import METHODS
     >>> x = torch.linspace(-1, 1, 50)[:, None]

@@ -2,9 +2,9 @@
 
 An objective of this library sees the mean of a row through a square, c_i (y_i - mean_i)^2 / 2 with a curvature c_i that
 depends on the variances: 1/sigma_obs^2 (SVGP, MAP), 1/(ktilde + sigma_obs^2) (VFITC), 1/(sigma_f^2 + sigma_obs^2)
-(PPGPR). So the best mean is a ridge regression with weights c on the functions of `Family.mean_basis`, and one pass over
-the rows replaces the long, ill-conditioned way of a gradient method. For gamma-Robust, whose curvature depends on the
-residual, it is one step of iteratively reweighted least squares.
+(PPGPR). So the best mean is a ridge regression with weights c on the functions of `Family.mean_basis`, and one pass
+over the rows replaces the long, ill-conditioned way of a gradient method. For gamma-Robust, whose curvature depends on
+the residual, it is one step of iteratively reweighted least squares.
 """
 
 import torch
@@ -57,18 +57,20 @@ def solve(model: ParametricGP, objective: Objective, data: Data, *, beta: float,
     root = _root(H)
     if root is None:
         return False
-    found = torch.cholesky_solve(target[:, None], root)[:, 0]
-    S_root = None
-    if covariance and isinstance(family.S, Dense) and beta > 0:
-        M = len(family.S.L)
-        S_root = _inverse_root(H[:M, :M] / beta)
-    if not bool(torch.isfinite(found).all()) or (covariance and S_root is None):
-        return False
     sizes = [len(parameter) for parameter in family.mean_parameters]
-    for parameter, value in zip(family.mean_parameters, found.split(sizes), strict=True):
+    found = [*torch.cholesky_solve(target[:, None], root)[:, 0].split(sizes)]
+    parameters = [*family.mean_parameters]
+    if covariance and beta > 0:
+        assert isinstance(family.S, Dense)
+        M = len(family.variance_points)
+        S_root = _inverse_root(H[:M, :M] / beta)
+        if S_root is None:
+            return False
+        parameters, found = [*parameters, family.S.L], [*found, S_root]
+    if not all(bool(torch.isfinite(value).all()) for value in found):
+        return False
+    for parameter, value in zip(parameters, found, strict=True):
         parameter.copy_(value)
-    if S_root is not None:
-        family.S.L.copy_(S_root)
     return True
 
 

@@ -1,47 +1,74 @@
 """Where training starts: a kernel that suits the data, and inducing points spread in that kernel's units."""
 
+import copy
+import math
+import warnings
+
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
 from paragp.data.rows import Data
 from paragp.gp.exact import maximise
-from paragp.gp.kernels import covariance, kernel_name, lengthscales
+from paragp.gp.kernels import covariance, lengthscales
 from paragp.gp.linalg import NotPositiveDefiniteError, log_density
 from paragp.gp.model import INITIAL_NOISE, Noise
 
-LARGEST_STRETCH = (
-    1e3  # of an input's units against the shortest lengthscale's: beyond, it does not matter to a distance
-)
+LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
+PRIOR_DEVIATION = 2.0  # of the logarithm of each positive parameter around where it starts: a factor of 7
 
 
 def fit_kernel(kernel: Kernel, data: Data, *, rows: int, iterations: int, generator: torch.Generator) -> float:
     """Set a kernel's parameters by the marginal likelihood of a sample of rows (Eqn marg), and return the noise.
 
-    The rows' exact GP sees at most `rows` of them, and a row of weight w with a w-th of the noise. Where it cannot be
-    factorised at all the kernel stays as it is.
+    The exact GP of at most `rows` rows, in float64, with a weak prior that keeps every positive parameter in reach of
+    where it starts (an input that a sample shows to be irrelevant has no largest lengthscale otherwise). w copies of a
+    row are one row with a w-th of the noise and a factor N(0 | 0, noise)^(w - 1) for their agreement. Where there is no
+    factor at all the kernel stays as it is.
     """
     if data.weights is not None:
         data = data.take(data.weights > 0)
     sample = data.take(torch.randperm(len(data.y), generator=generator)[:rows].to(data.y.device))
-    share = torch.ones_like(sample.y) if sample.weights is None else 1 / sample.weights
-    start = nn.ModuleDict({"kernel": kernel, "noise": Noise(INITIAL_NOISE)}).to(sample.x)
+    x, y = sample.x.double(), sample.y.double()
+    copies = torch.ones_like(y) if sample.weights is None else sample.weights.double()
+    found = _Start(copy.deepcopy(kernel), Noise(INITIAL_NOISE)).to(x)
+    first = found.logarithms().detach()
 
-    def log_marginal() -> Tensor:
-        K = covariance(kernel, sample.x, sample.x)
-        return log_density(K + torch.diag(start["noise"]() * share), sample.y, name=f"K_NN of {kernel_name(kernel)}")
+    def log_posterior() -> Tensor:
+        noise = found.noise()
+        K = covariance(found.kernel, x, x)
+        agreement = -0.5 * (copies - 1).sum() * (2 * math.pi * noise).log()
+        prior = -0.5 * ((found.logarithms() - first) / PRIOR_DEVIATION).square().sum()
+        return log_density(K + torch.diag(noise / copies), y) + agreement + prior
 
-    try:
-        maximise(start, log_marginal, iterations)
-    except NotPositiveDefiniteError:
-        return INITIAL_NOISE
-    return float(start["noise"]().detach())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a trial point with little noise needs jitter; the next one will not
+        try:
+            maximise(found, log_posterior, iterations)
+        except NotPositiveDefiniteError:
+            return INITIAL_NOISE
+    kernel.load_state_dict(found.kernel.state_dict())
+    return float(found.noise().detach())
+
+
+class _Start(nn.Module):
+    """What is learned from a sample."""
+
+    def __init__(self, kernel: Kernel, noise: Noise) -> None:
+        super().__init__()
+        self.kernel, self.noise = kernel, noise
+
+    def logarithms(self) -> Tensor:
+        """Of the noise and of the kernel's positive parameters; one vector."""
+        values = [
+            constraint.transform(parameter).reshape(-1)
+            for _, parameter, constraint in self.kernel.named_parameters_and_constraints()
+            if constraint is not None
+        ]
+        return torch.cat([*values, self.noise().reshape(1)]).clamp_min(1e-30).log()
 
 
 def stretch(kernel: Kernel, d: int) -> Tensor | None:
     """The inputs' units (d,) in which the kernel sees all of them alike; None for a kernel without lengthscales."""
     found = lengthscales(kernel, d)
-    if found is None:
-        return None
-    relative = torch.from_numpy(found / found.min())
-    return relative.clamp(max=LARGEST_STRETCH)
+    return None if found is None else torch.from_numpy(found / found.min()).clamp(max=LARGEST_STRETCH)
