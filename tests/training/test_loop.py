@@ -9,7 +9,7 @@ from paragp.gp.linalg import NotPositiveDefiniteError
 from paragp.gp.methods import METHODS
 from paragp.gp.objectives import estimate
 from paragp.metrics import nll
-from paragp.training.loop import Config, TrainingDivergedError, fit
+from paragp.training.loop import SOLVED_RATE, Config, TrainingDivergedError, fit
 from paragp.training.step import backward
 
 from cases import generator, randn, random_data, random_model
@@ -53,6 +53,33 @@ def test_rate_drops_tenfold_at_the_milestones():
     _, history = run(epochs=8)
     rates = [e.learning_rate for e in history]
     np.testing.assert_allclose(rates, [0.03] * 4 + [0.003] * 2 + [0.0003] * 2)
+
+
+def test_what_is_solved_for_starts_anew_and_moves_slowly():
+    seen = []
+
+    def solve(model):
+        with torch.no_grad():
+            model.family.m.fill_(0.5)
+        return [model.family.m]
+
+    def watch(record):
+        seen.append(model.family.m.detach().clone())
+
+    data, model = random_data(40), METHODS["svgp"].model("rbf", random_data(5).x)
+    Z = model.family.Z.detach().clone()
+    config = Config(epochs=1, batch_size=40, learning_rate=0.1)
+    fit(model, METHODS["svgp"].objective, data, config, generator=generator(), solve=solve, on_epoch=watch)
+    assert bool((seen[0] == 0.5).all())  # solved after the epoch, before it is scored
+    once = METHODS["svgp"].model("rbf", Z)
+
+    def only_first(model, calls=iter([True])):
+        return solve(model) if next(calls, False) else []
+
+    fit(once, METHODS["svgp"].objective, data, config, generator=generator(), solve=only_first)
+    moved = (once.family.m.detach() - 0.5).abs()
+    np.testing.assert_allclose(moved, 0.1 * SOLVED_RATE, rtol=1e-3)  # Adam's first step is the rate
+    np.testing.assert_allclose((once.family.Z.detach() - Z).abs(), 0.1, rtol=1e-3)
 
 
 def test_batches_hold_every_row_once_in_near_equal_parts():

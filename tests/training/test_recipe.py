@@ -6,7 +6,7 @@ import torch
 
 from paragp import METHODS, Data
 from paragp.training import recipe
-from paragp.training.loop import Config, TrainingDivergedError
+from paragp.training.loop import Config, Epoch, TrainingDivergedError
 from paragp.training.recipe import RECIPES, Settings, total_epochs, train, trials
 from paragp.training.step import backward
 
@@ -51,11 +51,17 @@ def test_the_default_solves_the_mean_after_each_epoch():
 @pytest.mark.parametrize("name", METHODS)
 def test_the_grid_is_the_rows_and_its_first_value_comes_first(name):
     method = METHODS[name]
-    found = trials(settings(name), searching=True)
-    assert len(found) == len(method.beta) * max(1, len(method.gamma))
-    assert found[0].beta == method.beta[0]
-    assert trials(settings(name), searching=False) == found[:1]
-    assert trials(settings(name, beta=0.7), searching=True)[0].beta == 0.7
+    (first,), *others = trials(settings(name), searching=True)
+    tried = [first, *(trial for row in others for trial in row)]
+    assert sorted({trial.beta for trial in tried}) == sorted(method.beta)
+    assert sorted({trial.gamma for trial in tried if trial.gamma}) == sorted(method.gamma)
+    assert len(tried) == len(method.beta) * max(1, len(method.gamma))
+    assert first.beta == method.beta[0]
+    for row in others:
+        away = [abs(trial.beta - first.beta) + abs((trial.gamma or 0) - (first.gamma or 0)) for trial in row]
+        assert away == sorted(away)
+    assert trials(settings(name), searching=False) == [[first]]
+    assert trials(settings(name, beta=0.7), searching=True)[0][0].beta == 0.7
 
 
 def test_without_validation_rows_the_last_epoch_counts():
@@ -67,14 +73,32 @@ def test_without_validation_rows_the_last_epoch_counts():
 def test_the_best_trial_is_kept():
     data, validation = rows(), rows(seed=5)
     found = train(settings(), data, validation, generator=generator())
-    assert len(found.history) == total_epochs(settings(), 60, True) == 10 + 3
+    assert total_epochs(settings(), 60, True) == 10 + 3 >= len(found.history) > 10
     scores = [record.validation["nll"] for record in found.history]
     assert found.best_epoch == int(np.argmin(scores)) + 1
     dist = found.model.predict(validation.x)
     assert -dist.logpdf(validation.y.numpy()).mean() == pytest.approx(min(scores))
-    grid = METHODS["ppgpr-mf"].beta
-    expected = grid[0] if found.best_epoch <= 10 else grid[found.best_epoch - 10]
-    assert found.beta == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "tried", "chosen"),
+    [
+        ({0.05: 3.0, 0.01: 4.0, 0.2: 4.0}, [0.05, 0.01, 0.2], 0.05),
+        ({0.05: 3.0, 0.01: 2.0, 0.2: 4.0}, [0.05, 0.01, 0.2], 0.01),
+        ({0.05: 3.0, 0.01: 4.0, 0.2: 2.0, 1.0: 1.0}, [0.05, 0.01, 0.2, 1.0], 1.0),
+    ],
+)
+def test_the_search_goes_away_from_the_first_value_while_that_helps(monkeypatch, scores, tried, chosen):
+    seen = []
+
+    def pretended(model, objective, data, config, *, on_epoch, **_):
+        seen.append(config.beta)
+        on_epoch(Epoch(1, 0.0, 0.1, 0.0, {"nll": scores[config.beta]}))
+
+    monkeypatch.setattr(recipe, "fit", pretended)
+    found = train(settings(), rows(), rows(seed=5), generator=generator())
+    assert seen == tried
+    assert found.beta == chosen
 
 
 def test_patience_ends_a_trial():

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from paragp.training.step import backward
 # and three quarters of the epochs, and so does `steps`.
 MILESTONES = (0.5, 0.75)
 DECAY = 0.1
+SOLVED_RATE = 0.1  # of the learning rate, for parameters that are solved for between epochs
 
 
 def steps(progress: float) -> float:
@@ -108,20 +110,15 @@ def fit(
     num_data = len(data.y) if data.weights is None else float(data.weights.sum())
     if data.weights is not None:
         data = data._replace(weights=data.weights * (len(data.y) / num_data))  # mean one, as `estimate` expects
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
     total_steps = config.epochs * math.ceil(len(data.y) / config.batch_size)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.schedule(step / total_steps))
     history: list[Epoch] = []
-
-    def solved() -> None:
-        for parameter in [] if solve is None else solve(model):
-            optimizer.state.pop(parameter, None)
-
     start = time.perf_counter()
 
     model.train()
     with _Guard(model, history) as guard:
-        solved()
+        solved = [] if solve is None else solve(model)
+        optimizer = torch.optim.Adam(_groups(model, solved, config), fused=True)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.schedule(step / total_steps))
         for epoch in range(1, config.epochs + 1):
             total, rate = 0.0, float(schedule.get_last_lr()[0])
             for batch in batches(data, config.batch_size, generator):  # a random mini-batch D_mb
@@ -131,7 +128,8 @@ def fit(
                 optimizer.step()  # m, S, Z, theta_ker <- optim(L^(D_mb))
                 schedule.step()
                 total += value * len(batch.y)
-            solved()
+            for parameter in [] if solve is None else solve(model):
+                optimizer.state.pop(parameter, None)
             record = Epoch(
                 epoch=epoch,
                 objective=total / len(data.y),
@@ -144,6 +142,14 @@ def fit(
                 break
         guard.check_state()
     return history
+
+
+def _groups(model: nn.Module, solved: list[nn.Parameter], config: Config) -> list[dict[str, Any]]:
+    """Adam's groups: parameters that are solved for need only follow the others until the next solve."""
+    known = {id(parameter) for parameter in solved}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in known]
+    groups = [(others, config.learning_rate), (solved, config.learning_rate * SOLVED_RATE)]
+    return [{"params": parameters, "lr": rate} for parameters, rate in groups if parameters]
 
 
 class _Guard:

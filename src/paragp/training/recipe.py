@@ -5,7 +5,8 @@
     start    kernel and noise by the exact GP of a sample, k-means in that kernel's units     (`training.start`)
     train    the first value of the method's grid (beta_reg, or gamma) in full: epochs of Adam, each followed by
              the closed-form solve of the mean, and of S' where it has one                      (`training.solves`)
-    search   each other value goes on from the best state so far for a few epochs at a low rate
+    search   the values beside it go on from the best state so far for a few epochs at a low rate, away from the first
+             one for as long as that helps
     choose   the state with the best validation NLL
 """
 
@@ -103,19 +104,30 @@ class Trial(NamedTuple):
     gamma: float | None
 
 
-def trials(settings: Settings, searching: bool) -> list[Trial]:
-    """What is tried, in order: the grid of the method's row, or what was asked for."""
+def trials(settings: Settings, searching: bool) -> list[list[Trial]]:
+    """What is tried: first one value alone (the grid's first, or what was asked for), then the others away from it, the
+    smaller ones and the larger ones each in a row that ends with the first value that does not help.
+
+    >>> from paragp.gp.methods import METHODS
+    >>> [[trial.beta for trial in row] for row in trials(Settings(METHODS["ppgpr-mfd"]), searching=True)]
+    [[0.05], [0.01], [0.2, 1.0]]
+    """
     method = settings.method
     betas = method.beta if settings.beta is None else (settings.beta,)
     gammas = (method.gamma or (None,)) if settings.gamma is None else (settings.gamma,)
-    found = [Trial(beta, gamma) for beta in betas for gamma in gammas]
-    return found if searching else found[:1]
+    first, *others = (Trial(beta, gamma) for beta in betas for gamma in gammas)
+    if not searching:
+        return [[first]]
+    smaller = sorted((other for other in others if other < first), reverse=True)
+    larger = sorted(other for other in others if other > first)
+    return [[first], *(row for row in (smaller, larger) if row)]
 
 
 def total_epochs(settings: Settings, n: int, searching: bool) -> int:
     """The most epochs that `train` takes."""
     epochs = settings.config(n).epochs
-    return epochs + (len(trials(settings, searching)) - 1) * _search_epochs(epochs)
+    others = sum(len(row) for row in trials(settings, searching)) - 1
+    return epochs + others * _search_epochs(epochs)
 
 
 def train(
@@ -132,11 +144,21 @@ def train(
     short = replace(full, epochs=_search_epochs(full.epochs), learning_rate=full.learning_rate * DECAY)
     model = new_model(settings, data, generator) if start is None else start
     best = _Best(model, validation, settings.patience, on_epoch)
-    first, *others = trials(settings, validation is not None)
-    for trial, config in [(first, full), *((other, short) for other in others)]:
+    (first,), *rows = trials(settings, validation is not None)
+
+    def attempt(trial: Trial, config: Config) -> bool:
+        """Train with this trial's values from the best state so far; whether that made it better."""
+        before = best.nll
         best.begin(trial)
         _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best)
         best.restore()
+        return best.nll < before
+
+    attempt(first, full)
+    for row in rows:
+        for trial in row:
+            if not attempt(trial, short):
+                break
     return Trained(model, best.history, best.epoch, *best.trial)
 
 
