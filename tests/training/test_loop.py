@@ -71,10 +71,10 @@ def test_what_is_solved_for_starts_anew_and_moves_slowly():
     config = Config(epochs=1, batch_size=40, learning_rate=0.1)
     fit(model, METHODS["svgp"].objective, data, config, generator=generator(), solve=solve, on_epoch=watch)
     assert bool((seen[0] == 0.5).all())  # solved after the epoch, before it is scored
-    once = METHODS["svgp"].model("rbf", Z)
+    once, first = METHODS["svgp"].model("rbf", Z), iter([True])
 
-    def only_first(model, calls=iter([True])):
-        return solve(model) if next(calls, False) else []
+    def only_first(model):
+        return solve(model) if next(first, False) else []
 
     fit(once, METHODS["svgp"].objective, data, config, generator=generator(), solve=only_first)
     moved = (once.family.m.detach() - 0.5).abs()
