@@ -115,6 +115,62 @@ def run(name: str, method: str, k: int, options: argparse.Namespace) -> dict:
     return found
 
 
+def peer_curve(name: str, method: str, options: argparse.Namespace) -> list[dict]:
+    """GPyTorch's scores by the second, from its file."""
+    file = gpytorch_curve.place(name, method)
+    if options.rerun_peer:
+        file.unlink(missing_ok=True)
+        file.with_suffix(".pt").unlink(missing_ok=True)
+    if not file.exists():
+        gpytorch_curve.run(name, method, options.peer_epochs, options.peer_epochs)
+        gpytorch_curve.timing(name, method, options.peer_epochs)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    timing = found["timing"]
+    return [
+        point | {"seconds": timing["start_seconds"] + point["epoch"] * timing["epoch_seconds"]}
+        for point in found["curve"]
+    ]
+
+
+def reached(curve: list[dict], target: float) -> float | None:
+    """The first second at which the test NLL was as low as that."""
+    return next((point["seconds"] for point in curve if point["nll"] <= target), None)
+
+
+def against(curve: list[dict], peer: list[dict], targets: list[float]) -> list[dict]:
+    """When each side reached each target; without targets, the NLL at which the peer ended."""
+    found = []
+    for target in targets or [peer[-1]["nll"]]:
+        mine, theirs = reached(curve, target), reached(peer, target)
+        ratio = theirs / mine if mine and theirs else None
+        found.append({"target": target, "seconds": mine, "peer_seconds": theirs, "ratio": ratio})
+    return found
+
+
+def compare(row: dict, options: argparse.Namespace) -> None:
+    """Add, print and draw the comparison of a run with GPyTorch's curve."""
+    peer = peer_curve(row["dataset"], row["method"], options)
+    targets = [float(word) for word in options.targets.split(",")] if options.targets else []
+    row["against_gpytorch"] = against(row["curve"], peer, targets)
+    for line in row["against_gpytorch"]:
+        print("   ", ", ".join(f"{key} {value:.4g}" for key, value in line.items() if value is not None))
+    if options.plot:
+        draw(row["curve"], peer, row["dataset"], options.plot)
+
+
+def draw(curve: list[dict], peer: list[dict], title: str, file: str) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3), constrained_layout=True)
+    for axis, name in zip(axes, ("nll", "rmse", "crps"), strict=True):
+        for points, label in ((curve, "paragp"), (peer, "GPyTorch")):
+            axis.plot([point["seconds"] for point in points], [point[name] for point in points], label=label)
+        axis.set(xscale="log", xlabel="seconds", title=f"{title}: test {name.upper()}")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default=SETS)
@@ -125,13 +181,20 @@ def main() -> None:
     parser.add_argument("--beta", type=float, help="of the regulariser; without it the grid is searched")
     parser.add_argument("--recipe", default="auto", choices=list(RECIPES))
     parser.add_argument("--curve", action="store_true", help="score the test rows after each epoch")
+    parser.add_argument("--peer", choices=["gpytorch", *PEERS], help="compare with")
+    parser.add_argument("--peer-epochs", type=int, default=400, help="of a GPyTorch run without a stored curve")
+    parser.add_argument("--rerun-peer", action="store_true", help="make GPyTorch's curve anew")
+    parser.add_argument("--targets", help="NLLs to be reached, comma-separated; else where GPyTorch ended")
+    parser.add_argument("--plot", help="a picture of the curves")
     parser.add_argument("--folder", default=str(FOLDER), help="where the runs are kept")
     parser.add_argument("--rerun", action="store_true")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
+    options.curve = options.curve or options.peer == "gpytorch"
+    methods = options.methods.split(",") + [options.peer] * (options.peer in PEERS)
     rows = []
     for name in options.datasets.split(","):
-        for method in options.methods.split(","):
+        for method in methods:
             for k in options.splits.split(","):
                 row = run(name, method, int(k), options)
                 rows.append(row)
@@ -140,6 +203,8 @@ def main() -> None:
                     f"{row['crps']:.4f}   {row['seconds']:6.1f} s",
                     flush=True,
                 )
+                if options.peer == "gpytorch" and row.get("curve"):
+                    compare(row, options)
     if options.json:
         print(json.dumps({"machine": machine.describe(), "rows": rows}))
 

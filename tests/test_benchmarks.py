@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +45,45 @@ def test_predict_keeps_its_contract():
     (row,) = run("predict.py", *words.split())["rows"]
     assert row["ratio"] == pytest.approx(row["ours_rows_per_s"] / row["gpytorch_rows_per_s"])
     assert row["mean_alone_rows_per_s"] > 0
+
+
+@pytest.fixture
+def small_table(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2))
+    (tmp_path / "uci").mkdir()
+    table = pa.table({"x0": x[:, 0], "x1": x[:, 1], "y": np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=200)})
+    pq.write_table(table, tmp_path / "uci" / "small.parquet")
+    monkeypatch.setenv("PARAGP_DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_quality_keeps_its_contract(small_table):
+    words = f"--datasets small --splits 0 --M 10 --beta 0.05 --curve --folder {small_table} --json".split()
+    (row,) = run("quality.py", *words)["rows"]
+    assert {"nll", "rmse", "crps", "seconds", "start_seconds", "beta", "curve"} <= set(row)
+    assert row["nll"] < 0
+    assert row["curve"][0]["seconds"] > row["start_seconds"]
+    again = run("quality.py", *words)["rows"]
+    assert again == [row]  # from its file
+
+
+def test_the_time_to_a_target_is_the_first_that_reached_it():
+    import quality
+
+    mine = [{"seconds": s, "nll": nll} for s, nll in ((1.0, 0.5), (2.0, -0.5), (3.0, -0.4))]
+    peer = [{"seconds": s, "nll": nll} for s, nll in ((10.0, 0.6), (40.0, -0.5))]
+    (found,) = quality.against(mine, peer, [])
+    assert found == {"target": -0.5, "seconds": 2.0, "peer_seconds": 40.0, "ratio": 20.0}
+    assert quality.against(mine, peer, [-1.0])[0]["ratio"] is None
+
+
+def test_tables_of_the_robustness_check_are_seeded_and_of_every_kind():
+    import robustness
+
+    kinds = {robustness.table(seed)[0] for seed in range(50)}
+    assert kinds == set(robustness.KINDS)
+    np.testing.assert_array_equal(robustness.table(3)[1], robustness.table(3)[1])
 
 
 def test_the_readme_quotes_the_stored_results():
