@@ -1,7 +1,10 @@
 """The scikit-learn face: scikit-learn's own checks, its tools, real tables, and messages for what is wrong."""
 
+import copy
 import pickle
 import warnings
+from contextlib import contextmanager
+from decimal import Decimal
 
 import gpytorch
 import numpy as np
@@ -10,6 +13,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import sklearn
+import torch
+from gpytorch import kernels
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -116,6 +121,58 @@ def test_full_batch_methods_take_whole_weights_as_copies(method):
         quick(method).fit(X, Y, sample_weight=np.full(150, 0.5))
 
 
+def many_rows(n=PRECISE_ROWS + 200):
+    """Rows beyond what is folded into distinct ones, and a number of copies for each."""
+    own = np.random.default_rng(5)
+    x = own.normal(size=(n, 2))
+    copies = np.where(x[:, 0] > 0, 3, 1)
+    return x, x[:, 0] + np.where(x[:, 1] > 0, 5, 0) + own.normal(size=n), copies
+
+
+def test_weights_are_copies_in_the_standardisation_of_large_tables():
+    x, y, copies = many_rows()
+    weighted = quick(max_epochs=1, early_stopping=False, beta=1.0).fit(x, y, copies).fitted_
+    repeated = quick(max_epochs=1, early_stopping=False, beta=1.0).fit(x.repeat(copies, 0), y.repeat(copies)).fitted_
+    for one, other, plain in (
+        (weighted.target, repeated.target, y),
+        (weighted.columns[0], repeated.columns[0], x[:, 0]),
+    ):
+        assert one.mean == pytest.approx(other.mean)
+        assert one.deviation == pytest.approx(other.deviation)
+        assert one.mean != pytest.approx(plain.mean(), rel=0.01)
+
+
+@pytest.mark.parametrize("method", ["ppgpr-mfd", "svgp"])
+def test_weights_are_copies_in_the_training_of_large_tables(method):
+    """From the same start, with one batch an epoch: nothing is random."""
+    x, y, copies = many_rows()
+    start = quick(method, max_epochs=1, early_stopping=False, beta=1.0, dtype="float64").fit(x, y)
+
+    def trained(*rows):
+        model = copy.deepcopy(start).set_params(warm_start=True, batch_size=10**6)
+        return model.fit(*rows).predict(x[:50])
+
+    expected = trained(x.repeat(copies, 0), y.repeat(copies))
+    np.testing.assert_allclose(trained(x, y, copies), expected, rtol=1e-6)
+    assert np.abs(trained(x, y) - expected).max() > 1e-3
+
+
+def test_weights_of_validation_rows_count_in_every_epoch_and_in_the_end():
+    weights = np.linspace(0, 4, 50)
+    model = quick(beta=0.05).fit(X[:100], Y[:100], X_val=X[100:], y_val=Y[100:], sample_weight_val=weights)
+    expected = np.average(-model.predict_dist(X[100:]).logpdf(Y[100:]), weights=weights)
+    assert model.validation_scores_["nll"] == pytest.approx(expected, abs=1e-9)
+    found = min(record["nll"] for record in model.history_) + np.log(model.fitted_.target.deviation)
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert expected != pytest.approx(-model.predict_dist(X[100:]).logpdf(Y[100:]).mean(), abs=1e-3)
+
+
+def test_batches_are_as_large_as_asked():
+    one, other = (quick(batch_size=size, early_stopping=False, beta=0.05).fit(X, Y).predict(X) for size in (10, 150))
+    assert np.abs(one - other).max() > 1e-6
+    np.testing.assert_array_equal(other, quick(early_stopping=False, beta=0.05).fit(X, Y).predict(X))
+
+
 # --- what comes out ---
 def test_the_ways_to_ask_agree():
     model = quick().fit(X, Y)
@@ -194,9 +251,25 @@ def test_given_validation_rows_are_used():
         quick().fit(X, Y, X_val=X)
 
 
-def test_small_tables_spare_no_rows_unless_asked():
+@pytest.mark.parametrize("yes", [True, np.True_, 1])
+def test_small_tables_spare_no_rows_unless_asked(yes):
     assert quick().fit(X[:50], Y[:50]).validation_scores_ is None
-    assert quick(early_stopping=True).fit(X[:50], Y[:50]).validation_scores_ is not None
+    assert quick(early_stopping=yes).fit(X[:50], Y[:50]).validation_scores_ is not None
+
+
+@pytest.mark.parametrize("no", [False, np.False_, 0])
+def test_training_stops_early_only_when_asked(no):
+    settings = {"max_epochs": 12, "learning_rate": 0.5, "n_iter_no_change": 1}
+    assert quick(early_stopping=no, **settings).fit(X, Y).n_iter_ >= 12
+    assert quick(early_stopping=True, **settings).fit(X, Y).n_iter_ < 12
+    assert quick(early_stopping=no, beta=0.05).fit(X, Y).validation_scores_ is None
+
+
+def test_rows_are_counted_as_they_came():
+    twice = quick(beta=0.05).fit(np.tile(X, (2, 1)), np.tile(Y, 2)).fitted_.summary
+    assert (twice["rows"], twice["validation_rows"]) == (270, 30)
+    weighted = quick(beta=0.05).fit(X, Y, np.full(150, 2.0)).fitted_.summary
+    assert (weighted["rows"], weighted["validation_rows"]) == (135, 15)
 
 
 def test_warm_start_goes_on_where_it_was():
@@ -205,6 +278,37 @@ def test_warm_start_goes_on_where_it_was():
     model.fit(X, Y)
     assert model.history_[0]["objective"] > first[0]
     assert model.history_[-1]["objective"] > first[1]
+
+
+CHANGES = [
+    {"method": "svgp"}, {"kernel": "rbf"}, {"kernel": gpytorch.kernels.RBFKernel()}, {"n_inducing": 20},
+    {"n_inducing_variance": 3}, {"categorical_features": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_warm_start_with_another_form_of_model_starts_anew(change):
+    rounded = X.round()
+    model = quick(warm_start=True, max_epochs=1).fit(rounded, Y).set_params(**change).fit(rounded, Y)
+    np.testing.assert_array_equal(model.predict(X), quick(max_epochs=1, **change).fit(rounded, Y).predict(X))
+
+
+def test_a_warm_start_that_is_interrupted_leaves_the_model_as_it_was(monkeypatch):
+    model = quick(warm_start=True).fit(X, Y)
+    before = model.predict(X, return_std=True)
+
+    @contextmanager
+    def interrupting(*_):
+        def show(record):
+            raise KeyboardInterrupt
+
+        yield show
+
+    monkeypatch.setattr("paragp.estimator._progress", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y + 10)
+    np.testing.assert_array_equal(model.predict(X, return_std=True), before)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X, return_std=True), before)
 
 
 def test_warm_start_takes_more_rows_but_not_other_columns():
@@ -272,7 +376,59 @@ def test_categories_by_position_in_an_array():
     model = quick(categorical_features=[1]).fit(np.c_[X[:, 0], codes], Y)
     assert model.fitted_.columns[1].categories == ("0", "1", "2")
     objects = np.array([[1.0, "u"], [2.0, "v"]] * 20, dtype=object)
-    assert quick(categorical_features=[1]).fit(objects, Y[:40]).predict(objects).shape == (40,)
+    expected = quick(categorical_features=[1]).fit(objects, Y[:40]).predict(objects)
+    assert expected[0] != expected[1]
+    for made in (objects.tolist(), objects.astype(str), pd.DataFrame(objects, columns=["a", "b"])):
+        model = quick(categorical_features=[1]).fit(made, Y[:40])
+        np.testing.assert_array_equal(model.predict(made), expected)
+    assert quick(categorical_features=[0]).fit(np.array([["u"], ["v"]] * 5), Y[:10]).fitted_.columns[0].categories
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_a_frame_and_its_array_are_predicted_alike():
+    model = quick().fit(FRAME, PRICE)
+    np.testing.assert_array_equal(model.predict(FRAME.to_numpy()), model.predict(FRAME))
+
+
+@pytest.mark.parametrize("n", [40, PRECISE_ROWS + 100])
+def test_declared_categories_may_be_dates_or_infinite(n):
+    dates = pd.DataFrame({"d": pd.to_datetime(["2020-01-01", "2020-02-01"] * (n // 2)), "e": [1.0, np.inf] * (n // 2)})
+    model = quick(categorical_features=["d", "e"], max_epochs=1).fit(dates, np.arange(n) % 2 + 0.1 * np.arange(n))
+    assert [len(column.categories) for column in model.fitted_.columns] == [2, 2]
+    assert np.isfinite(model.predict(dates)).all()
+
+
+WIDE = pa.table({"id": [2**60 + 1, 2**60 + 9] * 20, "a": X[:40, 0]})
+
+
+@pytest.mark.parametrize("convert", [lambda t: t, pl.from_arrow, lambda t: t.to_pandas(types_mapper=pd.ArrowDtype)])
+def test_whole_numbers_beyond_2_to_53_are_fitted_and_predicted(convert):
+    model = quick(max_epochs=1).fit(convert(WIDE), Y[:40])
+    assert np.isfinite(model.predict(convert(WIDE))).all()
+
+
+def test_text_in_views_is_fitted_and_predicted():
+    frame = pa.table({"t": pa.array(["u", "v"] * 20, pa.string_view()), "a": X[:40, 0]})
+    assert np.isfinite(quick(max_epochs=1).fit(frame, Y[:40]).predict(frame)).all()
+
+
+def test_a_target_far_from_zero_keeps_its_spread():
+    far = quick(beta=0.05).fit(X, 1e12 + Y)
+    assert far.predict(X, return_std=True)[1].max() < 10
+    np.testing.assert_allclose(far.predict(X) - 1e12, quick(beta=0.05).fit(X, Y).predict(X), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("y", "name"),
+    [(Y[:40], "y"), (pd.Series(Y[:40], name=0), "0"), (pd.Series(Y[:40]), "y"), (pl.Series("p", Y[:40]), "p")],
+)
+def test_the_target_is_called_by_its_name(y, name):
+    assert quick(max_epochs=1).fit(X[:40], y).fitted_.target.name == name
+
+
+@pytest.mark.filterwarnings("ignore:A column-vector y")
+def test_a_frame_with_a_column_called_name_has_no_name():
+    assert quick(max_epochs=1).fit(X[:40], pd.DataFrame({"name": Y[:40]})).fitted_.target.name == "y"
 
 
 # --- scikit-learn's tools ---
@@ -352,6 +508,7 @@ def missing_targets():
 
 
 FRAME, PRICE = table()
+HUGE = pd.DataFrame({"a": [10**400, 1]})
 DATES = FRAME.assign(size=pd.Timestamp("2020-01-01"))
 TWICE = pa.Table.from_arrays([pa.array([1.0, 2.0])] * 2, names=["a", "a"])
 BAD_FITS = {
@@ -383,8 +540,40 @@ BAD_FITS = {
     "fraction": (lambda: quick(validation_fraction=1.0).fit(X, Y), "must be a number above 0 and below 1"),
     "dtype": (lambda: quick(dtype="float16").fit(X, Y), 'dtype must be "float32" or "float64"'),
     "device": (lambda: quick(device="nowhere").fit(X, Y), "device must be"),
+    "huge whole target": (lambda: quick().fit(X[:2], [10**400, 1]), "The target y must hold numbers"),
+    "target of dates": (lambda: quick().fit(X[:2], np.array([1, 2], "M8[D]")), "must hold numbers, not dates"),
+    "target of durations": (lambda: quick().fit(X[:2], pd.Series([1, 2], dtype="m8[ns]")), "not dates or durations"),
+    "dates in an array": (lambda: quick().fit(np.array([[1], [2]], "M8[D]"), Y[:2]), "X holds dates"),
+    "NA in a target": (lambda: quick().fit(X[:2], pd.Series([1.0, pd.NA], dtype=object)), "in 1 of 2 rows"),
+    "null in an Arrow target": (lambda: quick().fit(X[:3], pa.array([1, None, 2])), "in 1 of 3 rows"),
+    "target with a gradient": (lambda: quick().fit(X, torch.ones(150, requires_grad=True)), "y cannot be read"),
+    "inputs with a gradient": (lambda: quick().fit(torch.ones(150, 3, requires_grad=True), Y), "X cannot be read"),
+    "huge number in a column": (lambda: quick(categorical_features=None).fit(HUGE, Y[:2]), "Column 'a' holds 1000"),
+    "lazy frame": (lambda: quick().fit(pl.LazyFrame({"a": [1.0]}), Y[:1]), r"LazyFrame, .* collect\(\) it first"),
+    "dictionary": (lambda: quick().fit({"a": [1.0]}, Y[:1]), "X is a dict, which is not a table"),
+    "object": (lambda: quick().fit(object(), Y[:1]), "X is a object, which is not a table"),
+    "ragged lists": (lambda: quick(categorical_features=[0]).fit([["u"], ["v", "w"]], Y[:2]), "2D|inhomogeneous"),
+    "heavy weights": (lambda: quick().fit(X, Y, np.full(150, 1e300)), "largest sample weight is 1e.300; .* Rescale"),
+    "light weights": (lambda: quick().fit(X, Y, np.full(150, 1e-320)), "largest sample weight .* Rescale"),
+    "many copies": (lambda: quick("exact").fit(X, Y, np.full(150, 1e9)), "weights make 150000000000 rows"),
+    "weights alone": (lambda: quick().fit(X, Y, sample_weight_val=np.ones(3)), "Pass X_val and y_val, too"),
+    "endless epochs": (lambda: quick(max_epochs=10**400).fit(X, Y), "max_epochs must be a whole number"),
+    "lengthscales": (lambda: quick(kernel=kernels.RBFKernel(ard_num_dims=5)).fit(X, Y), "does not take 3 inputs"),
+    "active dims": (lambda: quick(kernel=kernels.RBFKernel(active_dims=[7])).fit(X, Y), "does not take 3 inputs"),
+    "tasks": (lambda: quick(kernel=kernels.IndexKernel(num_tasks=3)).fit(X, Y), "IndexKernel does not take 3 inputs"),
+    "batch of kernels": (lambda: quick(kernel=kernels.RBFKernel(batch_shape=[2])).fit(X, Y), "without batches"),
+    "meta device": (lambda: quick(device="meta").fit(X, Y), "device of this machine .* got 'meta'"),
+    "no device": (lambda: quick(device=None).fit(X, Y), "device must be"),
     "stopping": (lambda: quick(early_stopping="no").fit(X, Y), "early_stopping must be"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused(device):
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("it may be there")
+    with pytest.raises(ValueError, match=f"device of this machine .* got '{device}'"):
+        quick(device=device).fit(X, Y)
 
 
 @pytest.mark.parametrize("case", BAD_FITS)
@@ -403,7 +592,13 @@ BAD_PREDICTIONS = {
     "no rows": (lambda m: m.predict(FRAME[:0]), "0 row"),
     "both": (lambda m: m.predict(FRAME, return_std=True, return_cov=True), "Choose one"),
     "coverage": (lambda m: m.predict_interval(FRAME, 90), "between 0 and 1"),
+    "coverage as text": (lambda m: m.predict_interval(FRAME, "a"), "coverage must be a number"),
+    "no coverage": (lambda m: m.predict_interval(FRAME, None), "coverage must be a number"),
+    "two coverages": (lambda m: m.predict_interval(FRAME, np.array([0.5, 0.9])), "coverage must be a number"),
     "level": (lambda m: m.predict_quantiles(FRAME, [0.5, 2]), "between 0 and 1"),
+    "levels of levels": (lambda m: m.predict_quantiles(FRAME[:2], [[0.1, 0.9], [0.2, 0.8]]), "one or a list"),
+    "huge number": (lambda m: m.predict(FRAME.assign(size=10**400)), "Column 'size' holds 1000"),
+    "list": (lambda m: m.predict(FRAME.assign(city=[["Oslo"]] * 80)), "Column 'city' holds \\['Oslo'\\], which"),
 }
 
 
@@ -448,21 +643,28 @@ CELLS = st.one_of(
     st.integers(-(10**20), 10**20),
     st.floats(),
     st.text(max_size=5),
-    st.just(b"x"),
-    st.just([1]),
+    st.decimals(),
+    st.dates(),
+    st.sampled_from([b"x", [1], (1, 2), 10**400, Decimal("sNaN"), pd.NA, pd.NaT, np.float32(2), np.array([1.0])]),
 )
+PURE = [
+    st.floats(), st.integers(0, 2**63 - 1), st.none() | st.text(max_size=2), st.none() | st.booleans(), st.dates(),
+    st.decimals(-100, 100, places=2), st.lists(st.integers(0, 9), max_size=2),
+]  # fmt: skip
 
 
+@pytest.mark.parametrize("make", [pd.DataFrame, pa.table, pl.DataFrame])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-def test_whatever_the_frame_a_prediction_or_a_reason(data):
+@given(data=st.data())
+def test_whatever_the_frame_a_prediction_or_a_reason(make, data):
     n, d = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 3))
-    columns = {f"c{i}": data.draw(st.lists(CELLS, min_size=n, max_size=n)) for i in range(d)}
+    kinds = st.sampled_from([CELLS, *PURE] if make is pd.DataFrame else PURE)
+    columns = {f"c{i}": data.draw(st.lists(data.draw(kinds), min_size=n, max_size=n)) for i in range(d)}
     y = data.draw(st.lists(st.floats(), min_size=n, max_size=n))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        frame = make(columns)
         try:
-            frame = pd.DataFrame(columns)
             mean, std = quick(max_epochs=1).fit(frame, y).predict(frame, return_std=True)
         except (ValueError, TypeError):
             return

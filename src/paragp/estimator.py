@@ -1,27 +1,33 @@
 """ParametricGPRegressor: the scikit-learn face of the library."""
 
+import copy
 import math
 import numbers
 import os
 import time
 import warnings
+from collections.abc import Hashable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Self
 
 import gpytorch
 import numpy as np
+import pyarrow as pa
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import Tags, check_random_state, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from torch import Tensor
 from tqdm import tqdm
 
-from paragp.artefact import load, save
+from paragp.artefact import load, plain, save
 from paragp.data.rows import Data
 from paragp.data.tables import (
     Array,
+    Column,
+    absent,
     as_frame,
     column_names,
     distinct_rows,
@@ -33,7 +39,7 @@ from paragp.data.tables import (
 )
 from paragp.fitted import Fitted
 from paragp.gp.exact import fit_exact, fit_fitc
-from paragp.gp.kernels import KERNELS
+from paragp.gp.kernels import KERNELS, covariance, kernel_name, make_kernel
 from paragp.gp.methods import METHODS
 from paragp.metrics import evaluate
 from paragp.predictive import PredictiveDistribution
@@ -46,6 +52,9 @@ SPLIT_FROM = 100  # rows: below, none are spared for validation unless early_sto
 PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` says: it costs little there
 LARGEST = 1e140  # spread of a target, and one over it the smallest: squares must stay in range
 JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
+MOST_COPIES = 10**6  # rows that weights may make of a table for a full-batch method
+HEAVIEST = 1e15  # the largest weight lies below, and above one over it: float32 must hold sums of them
+FORM = ("method", "kernel", "n_inducing", "n_inducing_variance", "categorical_features")  # what a model is made by
 
 
 class ParametricGPRegressor(RegressorMixin, BaseEstimator):
@@ -72,20 +81,21 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         "auto" starts from the exact GP of a sample and solves for the mean between epochs; "adam" is the paper's
         training, 400 epochs of Adam at .01.
     max_epochs, batch_size, learning_rate : number or "auto"
-        "auto" chooses by the recipe and the number of rows.
+        "auto" takes epochs and batches by the number of rows, and the recipe's learning rate.
     early_stopping : bool or "auto"
         Stop when the validation NLL has not improved for `n_iter_no_change` epochs. "auto": from 100 rows on. The model
         with the best validation NLL is kept.
     validation_fraction : float
-        Share of rows held out for validation where no `X_val` is passed.
+        Share of rows held out for validation where no `X_val` is passed. "exact" and "fitc" hold out none.
     n_iter_no_change : int
     categorical_features : "from_dtype", None, or names, positions or a mask of columns
-        "from_dtype": text and categorical columns of a data frame.
+        "from_dtype": text and categorical columns of a data frame, none of an array.
     dtype : "float32" or "float64"
         Precision of training. Up to 1000 rows are always trained in float64.
     device : "auto" or a torch device
     warm_start : bool
-        Go on from the last `fit` (its encoding of the columns and its model).
+        Go on from the last `fit` (its encoding of the columns and its model), unless method, kernel, inducing points
+        or categorical features are others now.
     verbose : int
         1 shows a progress bar.
     random_state : int, RandomState or None
@@ -157,6 +167,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self.random_state = random_state
 
     fitted_: Fitted
+    _form: dict[str, Any]  # the values of FORM that it was made by
     history_: list[dict[str, float]]
     n_iter_: int
     beta_: float
@@ -177,53 +188,72 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     ) -> Self:
         """Fit to a table X (n, d) and a target y (n,). A sample weight of w means w copies of the row.
 
-        `X_val, y_val` are rows to validate on; without them `validation_fraction` of the rows is held out.
+        `X_val, y_val` are rows to validate on; without them `validation_fraction` of the rows is held out. "exact" and
+        "fitc" choose nothing by them: there they are only scored.
         """
         start = time.perf_counter()
         self._check_parameters()
         if (X_val is None) != (y_val is None):
             raise ValueError("Pass both X_val and y_val, or neither.")
+        if X_val is None and sample_weight_val is not None:
+            raise ValueError("sample_weight_val weighs the rows of X_val. Pass X_val and y_val, too.")
         device, name = _device(self.device), _target_name(y)
-        again = self.warm_start and hasattr(self, "fitted_") and self.fitted_.method == self.method
-        X, y, weights = self._checked(X, y, sample_weight, reset=not again)
-        total = len(y)
-        small = total <= PRECISE_ROWS
+        again = self.warm_start and hasattr(self, "fitted_") and self._of_the_same_form()
+        known = self.fitted_.columns if again else None
+        X, y, weights = self._checked(X, y, sample_weight, known)
+        total, small = len(y), len(y) <= PRECISE_ROWS
+        counts: NDArray[Any] = np.ones(total)
+        categorical = self.categorical_features if known is None else [column.kind == "categorical" for column in known]
         if small:  # whatever the order of the rows, and whether copies or weights: the same result to the bit
-            rows, weights = distinct_rows(X, y, weights)
+            rows, weights, counts = distinct_rows(X, y, weights, categorical)
             X, y = take_rows(X, rows), y[rows]
         rng = check_random_state(self.random_state)
         generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
-        columns = self.fitted_.columns if again else fit_columns(X, self.categorical_features, weights)
+        columns = fit_columns(X, categorical, weights) if known is None else known
         target = self.fitted_.target if again else fit_target(y, name, weights)
         x = encode(columns, X)
         _warn_of_constants(x, y)
+        _check_kernel(self.kernel, x)
         dtype = torch.float64 if small else getattr(torch, self.dtype)
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         data = _rows(x, target.encode(y), weights, place)
-        validation = None
+        validation, validation_rows = None, 0
         if X_val is not None:
-            X_val, y_val, weights_val = self._checked(X_val, y_val, sample_weight_val, reset=False)
+            X_val, y_val, weights_val = self._checked(X_val, y_val, sample_weight_val, columns)
             validation = _rows(encode(columns, X_val), target.encode(y_val), weights_val, place)
+            validation_rows = len(y_val)
         elif self.method not in FULL_BATCH:
-            data, validation = self._split(data, generator)
-        held_out = 0 if validation is None else len(validation.y)
+            kept, held_out = self._split(len(y), generator)
+            if len(held_out):
+                data, validation = data.take(kept), data.take(held_out)
+                validation_rows = int(counts[held_out.numpy()].sum())
+                total -= validation_rows
         summary = {
-            "rows": total if X_val is not None else total - held_out, "validation_rows": held_out,
+            "rows": total, "validation_rows": validation_rows,
             "inputs": len(columns), "encoded_inputs": x.shape[1], "dtype": str(dtype).removeprefix("torch."),
         }  # fmt: skip
         if self.method in FULL_BATCH:
             model, found = self._fit_full_batch(data, generator)
         else:
-            before = self.fitted_.model.to(**place) if again else None
+            before = copy.deepcopy(self.fitted_.model).to(**place) if again else None
             model, found = self._fit_batches(data, validation, generator, before)
+            if again:  # the points are where they were
+                found["points_near_rows"] = self.fitted_.summary.get("points_near_rows", True)
         self.fitted_ = Fitted(self.method, model, columns, target, summary | found)
+        self._form = {name: getattr(self, name) for name in FORM}
         self.validation_scores_ = None if validation is None else self._scores(validation)
         self.fitted_.summary |= {
             "kernel": self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__,
             "validation_scores": self.validation_scores_,
             "seconds": time.perf_counter() - start,
+            "parameters": {
+                name: plain(value) for name, value in self.get_params(deep=False).items() if _storable(value)
+            },
         }
         return self
+
+    def _of_the_same_form(self) -> bool:
+        return all(plain(self._form[name]) == plain(getattr(self, name)) for name in FORM)
 
     def _fit_batches(
         self, data: Data, validation: Data | None, generator: torch.Generator, start: Any
@@ -233,12 +263,12 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             self.kernel,
             self.n_inducing,
             self.n_inducing_variance,
-            beta=_given(self.beta),
-            gamma=_given(self.gamma),
-            epochs=_given(self.max_epochs),
-            batch_size=_given(self.batch_size),
-            learning_rate=_given(self.learning_rate),
-            patience=None if self.early_stopping is False else self.n_iter_no_change,
+            beta=_given(self.beta, float),
+            gamma=_given(self.gamma, float),
+            epochs=_given(self.max_epochs, int),
+            batch_size=_given(self.batch_size, int),
+            learning_rate=_given(self.learning_rate, float),
+            patience=self.n_iter_no_change if self.early_stopping else None,
             recipe=RECIPES[self.recipe],
         )
         most = total_epochs(settings, len(data.y), validation is not None)
@@ -251,19 +281,26 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         return trained.model, {
             "epochs": self.n_iter_, "best_epoch": trained.best_epoch, "beta": trained.beta, "gamma": trained.gamma,
             "inducing_points": len(family.Z), "inducing_points_of_the_variance": len(family.variance_points),
+            "points_near_rows": self._near_rows(max(len(family.Z), len(family.variance_points)), len(data.y)),
         }  # fmt: skip
 
     def _fit_full_batch(self, data: Data, generator: torch.Generator) -> tuple[Any, dict[str, Any]]:
         x, y, weights = data
         if weights is not None:
-            copies = weights.round().long()
-            if not bool((copies == weights).all()):
+            if not bool((weights.round() == weights).all()):
                 raise ValueError(
                     f"method={self.method!r} takes whole-number sample weights (copies of a row) only. Choose a method "
                     "of paragp.METHODS for other weights."
                 )
+            if weights.sum() > MOST_COPIES:
+                raise ValueError(
+                    f"The sample weights make {float(weights.sum()):.0f} rows; method={self.method!r} takes up to "
+                    f"{MOST_COPIES}. Choose a method of paragp.METHODS for more."
+                )
+            copies = weights.long()
             x, y = x.repeat_interleave(copies, 0), y.repeat_interleave(copies)
         iterations: dict[str, Any] = {} if self.max_epochs == "auto" else {"iterations": self.max_epochs}
+        found: dict[str, Any] = {"epochs": 1}
         with _progress(iterations.get("iterations"), "step", self.verbose) as show:
             if self.method == "exact":
                 model: Any = fit_exact(
@@ -272,21 +309,27 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             else:
                 Z = kmeans(x, self.n_inducing, generator=generator)
                 model = fit_fitc(self.kernel, x, y, Z, progress=lambda: show(None), **iterations)
+                found |= {"inducing_points": len(Z), "points_near_rows": self._near_rows(len(Z), len(data.y))}
         self.history_, self.n_iter_, self.beta_, self.gamma_ = [], 1, 1.0, None
-        return model, {"epochs": 1}
+        return model, found
 
-    def _split(self, data: Data, generator: torch.Generator) -> tuple[Data, Data | None]:
-        """Training and validation rows, where validation is wanted and affordable."""
-        n = len(data.y)
+    def _near_rows(self, points: int, rows: int) -> bool:
+        """Whether inducing points started at rows themselves: at all of them, or at many that were a group of one."""
+        return points < self.n_inducing or 2 * points >= rows
+
+    def _split(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Positions of the rows to train on, and of those to validate on where that is wanted and affordable."""
         searching = (self.beta == "auto" and len(METHODS[self.method].beta) > 1) or (
             self.gamma == "auto" and len(METHODS[self.method].gamma) > 1
         )
-        wanted = self.early_stopping is True or (n >= SPLIT_FROM and (self.early_stopping == "auto" or searching))
-        held_out = round(self.validation_fraction * n)
-        if not wanted or not 0 < held_out < n:
-            return data, None
-        order = torch.randperm(n, generator=generator).to(data.y.device)
-        return data.take(order[held_out:]), data.take(order[:held_out])
+        automatic = isinstance(self.early_stopping, str)
+        asked = bool(self.early_stopping) and not automatic
+        wanted = asked or (n >= SPLIT_FROM and (automatic or searching))
+        held_out = round(self.validation_fraction * n) if wanted else 0
+        if not 0 < held_out < n:
+            return torch.arange(n), torch.arange(0)
+        order = torch.randperm(n, generator=generator)
+        return order[held_out:], order[:held_out]
 
     def _scores(self, validation: Data) -> dict[str, float]:
         model, target = self.fitted_.model, self.fitted_.target
@@ -361,7 +404,9 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, keep_rows: bool = False) -> None:
         """Write the fitted model as a folder (config.json, model.safetensors, README.md), without the training rows.
 
-        method="exact" cannot predict without its rows: `keep_rows=True` allows them into the folder.
+        method="exact" cannot predict without its rows: `keep_rows=True` allows them into the folder. Inducing points
+        start at means of similar rows, at the rows themselves where these are few, and may lie close to them: the card
+        says so, and method="fitc" asks for `keep_rows=True`.
         """
         check_is_fitted(self)
         names = self.feature_names_in_.tolist() if hasattr(self, "feature_names_in_") else None
@@ -371,9 +416,12 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """The estimator of a folder written by `save`; it predicts as the saved one did, to the bit."""
         fitted, names = load(path)
-        kernel = fitted.summary["kernel"]
-        estimator = cls(fitted.method, kernel=kernel if kernel in KERNELS else fitted.model.kernel)
+        kernel, stored = fitted.summary["kernel"], fitted.summary["parameters"]
+        parameters = {name: stored[name] for name in cls._get_param_names() if name in stored}
+        parameters |= {"method": fitted.method, "kernel": kernel if kernel in KERNELS else fitted.model.kernel}
+        estimator = cls(**parameters)
         estimator.fitted_ = fitted
+        estimator._form = {name: getattr(estimator, name) for name in FORM}
         estimator.n_features_in_ = len(fitted.columns)
         if names is not None:
             estimator.feature_names_in_ = np.asarray(names, dtype=object)
@@ -384,11 +432,13 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
 
     # --- checks ---
 
-    def _checked(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Array, Array | None]:
-        """X as a frame or a numeric array, y and weights as float64, rows of weight zero left out."""
+    def _checked(
+        self, X: Any, y: Any, sample_weight: Any, columns: tuple[Column, ...] | None
+    ) -> tuple[Any, Array, Array | None]:
+        """X as a frame or an array, y and weights as float64, rows of weight zero left out."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        X = self._validated(X, reset=reset)
+        X = self._validated(X, columns)
         y = _numeric_target(y)
         check_consistent_length(X, y)
         weights = None
@@ -396,10 +446,15 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not weights.any():
                 raise ValueError("All sample weights are zero. At least one row must count.")
+            if not 1 / HEAVIEST < weights.max() < HEAVIEST:
+                raise ValueError(
+                    f"The largest sample weight is {weights.max():.0e}; as copies of a row it must lie between "
+                    f"{1 / HEAVIEST:.0e} and {HEAVIEST:.0e}. Rescale the weights."
+                )
             kept = np.flatnonzero(weights)
             if len(kept) < len(weights):
                 X, y, weights = take_rows(X, kept), y[kept], weights[kept]
-        if reset and len(y) < 2:
+        if columns is None and len(y) < 2:
             raise ValueError(
                 f"{type(self).__name__} needs at least 2 rows to learn a spread, got n_samples = {len(y)}. Pass more."
             )
@@ -408,26 +463,44 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     def _table(self, X: Any) -> Any:
         """X to predict on, checked against what was fitted."""
         check_is_fitted(self)
-        return self._validated(X, reset=False)
+        return self._validated(X, self.fitted_.columns)
 
-    def _validated(self, X: Any, *, reset: bool) -> Any:
+    def _validated(self, X: Any, columns: tuple[Column, ...] | None) -> Any:
+        """X as a frame or an array with these columns; None: they are yet to be learned."""
         frame = as_frame(X)
         if frame is None:
-            options: dict[str, Any] = {"dtype": None, "ensure_all_finite": False}
-            if not (isinstance(X, np.ndarray) and X.dtype == object and self._explicit_categories()):
-                options["dtype"] = "numeric"
-            try:
-                return validate_data(self, X, reset=reset, **options)
-            except OverflowError as error:
-                raise ValueError(f"X holds a number too large for float64: {error}.") from error
+            return self._array(X, columns)
         names = column_names(X)
         if not names or not len(frame):
             raise ValueError(
                 f"Found a table with {len(frame)} row(s) and {len(names)} column(s) (shape={frame.shape}) while a "
                 "minimum of 1 is required."
             )
-        validate_data(self, X, reset=reset, skip_check_array=True)
+        validate_data(self, X, reset=columns is None, skip_check_array=True)
         return X
+
+    def _array(self, X: Any, columns: tuple[Column, ...] | None) -> Any:
+        """X as an array: of numbers, or of anything where some columns are categories."""
+        if isinstance(X, Mapping) or not (hasattr(X, "__len__") or hasattr(X, "__array__")):
+            hint = (
+                "collect() it first"
+                if hasattr(X, "collect")
+                else "pass an array or a frame of pandas, polars or pyarrow"
+            )
+            raise ValueError(f"X is a {type(X).__name__}, which is not a table: {hint}.")
+        text = self._explicit_categories() if columns is None else any(c.kind == "categorical" for c in columns)
+        if text and isinstance(X, list | tuple):
+            X = np.array(X, dtype=object)  # so that 1 beside "u" stays a number
+        try:
+            kind = None if text else "numeric"
+            found = validate_data(self, X, reset=columns is None, dtype=kind, ensure_all_finite=False)
+        except OverflowError as error:
+            raise ValueError(f"X holds a number too large for float64: {error}.") from error
+        except RuntimeError as error:  # a torch tensor with a gradient, say
+            raise ValueError(f"X cannot be read as an array: {error}") from error
+        if found.dtype.kind in "mM":
+            raise ValueError("X holds dates or durations. Turn them into numbers (days since a start, say).")
+        return found
 
     def _explicit_categories(self) -> bool:
         asked = self.categorical_features
@@ -499,7 +572,9 @@ def _check_number(
     if auto and isinstance(value, str) and value == "auto":
         return
     kind = numbers.Integral if whole else numbers.Real
-    if isinstance(value, kind) and not isinstance(value, bool) and low <= float(value) and above < float(value) < below:
+    number: Any = value.item() if isinstance(value, np.generic) else value
+    number = number if isinstance(number, kind) and not isinstance(number, bool) else math.nan
+    if low <= number and above < number < below and abs(number) < 1e300:
         return
     limits = [f"at least {low:g}"] * (low > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
     limits += [f"below {below:g}"] * (below < math.inf)
@@ -507,23 +582,55 @@ def _check_number(
     raise ValueError(f"{name} must be {wanted}, got {value!r}.")
 
 
-def _given(value: Any) -> Any:
-    """The value, None for "auto"."""
-    return None if isinstance(value, str) else value
+def _given(value: Any, kind: type) -> Any:
+    """The value as a plain number, None for "auto"."""
+    return None if isinstance(value, str) else kind(value)
+
+
+def _storable(value: Any) -> bool:
+    """Whether a parameter can be written as JSON."""
+    return value is None or isinstance(value, str | numbers.Real | list | tuple | np.generic | np.ndarray)
+
+
+def _check_kernel(kernel: Any, x: Array) -> None:
+    """Refuse a gpytorch kernel that does not take these inputs."""
+    if isinstance(kernel, str):
+        return
+    n, d = x[:2].shape
+    try:
+        with torch.no_grad():
+            rows = torch.from_numpy(x[:2])
+            shape = tuple(covariance(make_kernel(kernel, d).double(), rows, rows.clone()).shape)
+    except Exception as error:  # a kernel is anyone's code
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"The kernel {kernel_name(kernel)} does not take {d} inputs: {reason}") from error
+    if shape != (n, n):
+        raise ValueError(
+            f"The kernel {kernel_name(kernel)} gives a matrix of shape {shape} for {n} rows. Pass one without batches."
+        )
 
 
 def _target_name(y: Any) -> str:
-    return str(getattr(y, "name", None) or "y")
+    name = getattr(y, "name", None)
+    return "y" if name is None or not isinstance(name, Hashable) else str(name)
 
 
 def _numeric_target(y: Any) -> Array:
     """y as float64 (n,), or an error that counts what is missing."""
-    y = column_or_1d(np.asarray(y) if not hasattr(y, "to_numpy") else y.to_numpy(), warn=True)
     try:
-        found = np.array(
-            [math.nan if value is None else value for value in y] if y.dtype == object else y, dtype=np.float64
-        )
-    except (TypeError, ValueError) as error:
+        if isinstance(y, pa.Array):
+            values = y.to_numpy(zero_copy_only=False)
+        else:
+            values = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    except RuntimeError as error:  # a torch tensor with a gradient, say
+        raise ValueError(f"The target y cannot be read as an array: {error}") from error
+    values = column_or_1d(values, warn=True)
+    if values.dtype.kind in "mM":
+        raise ValueError("The target y must hold numbers, not dates or durations. Turn it into days, say.")
+    try:
+        cells = [math.nan if absent(value) else value for value in values] if values.dtype == object else values
+        found = np.array(cells, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"The target y must hold numbers: {error}.") from error
     spread = np.ptp(found) if np.isfinite(found).all() else 1.0
     if spread and not 1 / LARGEST < spread < LARGEST:
@@ -542,11 +649,16 @@ def _rows(x: Array, y: Array, weights: Array | None, place: dict[str, Any]) -> D
     return Data(*tensors)  # type: ignore[arg-type]
 
 
-def _device(name: str) -> torch.device:
+def _device(name: Any) -> torch.device:
     try:
-        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-    except RuntimeError as error:
-        raise ValueError(f'device must be "auto" or a torch device such as "cpu" or "cuda:0", got {name!r}.') from error
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.zeros(1, device=device).item()  # whether it is there, and computes
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = (str(error).splitlines() or ["it is not there"])[0]
+        raise ValueError(
+            f'device must be "auto" or a torch device of this machine such as "cpu" or "cuda:0", got {name!r}: {reason}'
+        ) from error
+    return device
 
 
 def _flat(record: Epoch) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """PredictiveDistribution: what a fitted model says about y, and how much of it is function or noise."""
 
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -75,15 +76,15 @@ class PredictiveDistribution:
     def ppf(self, p: ArrayLike) -> Array:
         """Quantiles: shape (n,) for one level p, (n, k) for k levels."""
         p = np.asarray(p, dtype=np.float64)
-        if not np.all((p > 0) & (p < 1)):
-            raise ValueError(f"Quantile levels must lie strictly between 0 and 1, got {p}.")
+        if p.ndim > 1 or not np.all((p > 0) & (p < 1)):
+            raise ValueError(f"Quantile levels must be one or a list, strictly between 0 and 1; got {p}.")
         quantiles = self.mean[:, None] + self.std[:, None] * ndtri(np.atleast_1d(p))
         return quantiles if p.ndim else quantiles[:, 0]
 
     def interval(self, coverage: float = 0.9) -> Array:
         """The central interval that holds y with probability `coverage`, shape (n, 2)."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must lie strictly between 0 and 1 (0.9 for 90 %), got {coverage}.")
+        if not isinstance(coverage, Real) or not 0 < coverage < 1:
+            raise ValueError(f"coverage must be a number strictly between 0 and 1 (0.9 for 90 %), got {coverage!r}.")
         return self.ppf([(1 - coverage) / 2, (1 + coverage) / 2])
 
     def crps(self, y: ArrayLike) -> Array:

@@ -1,6 +1,6 @@
 """Tables to matrices: one plain record per column, fitted once, read by whoever predicts.
 
-A table is a data frame (pandas, polars, pyarrow) or a numeric array. Numbers and booleans are standardised; a missing
+A table is a data frame (pandas, polars, pyarrow) or an array. Numbers and booleans are standardised; a missing
 one becomes the mean, and a column that had missing values gets an indicator. Text and categories become one indicator
 per category, the rarest sharing one; a category never seen has no indicator set, or the shared one. The records hold
 numbers and strings only, so that they can be stored as JSON.
@@ -8,16 +8,19 @@ numbers and strings only, so that they can be stored as JSON.
 
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from decimal import Decimal
+from typing import Any, NamedTuple
 
 import narwhals as nw
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
-from sklearn.preprocessing import StandardScaler
 
 MAX_CATEGORIES = 50  # indicators per column; beyond, the rarest categories share one
+REAL: tuple[Any, ...] = (numbers.Real, Decimal, np.bool_)  # what is a number in a column of objects
 FARTHEST = 1e5  # deviations from the mean: farther away every kernel is back at the prior, and float32 would overflow
 
 Array = NDArray[np.float64]
@@ -54,7 +57,7 @@ class Column:
             absent = np.isnan(known)
             main[absent] = 0.0
         else:
-            keys = _keys(values)
+            keys = _keys(values, self.name)
             position = {key: i for i, key in enumerate(self.categories)}
             others = len(self.categories) if self.other else -1
             codes = np.array([-1 if key is None else position.get(key, others) for key in keys], dtype=np.int64)
@@ -113,25 +116,40 @@ def owners(columns: Sequence[Column]) -> list[int]:
     return [i for i, column in enumerate(columns) for _ in column.outputs]
 
 
-def distinct_rows(X: Any, y: Array, weights: Array | None = None) -> tuple[NDArray[np.intp], Array]:
-    """Positions of the rows that differ in X or y, in an order of their own, and the total weight of each.
+class Distinct(NamedTuple):
+    """The rows of a table that differ in X or y, in an order of their own."""
 
-    >>> distinct_rows(np.array([[3.0], [1.0], [3.0]]), np.zeros(3))
-    (array([1, 0]), array([1., 2.]))
+    rows: NDArray[np.intp]  # positions
+    weights: Array  # the total weight of each
+    counts: NDArray[np.intp]  # how often each occurs
+
+
+def distinct_rows(X: Any, y: Array, weights: Array | None = None, categorical: Any = "from_dtype") -> Distinct:
+    """The rows that differ, whatever their order, and whether copies or weights.
+
+    >>> distinct_rows(np.array([[3.0], [1.0], [3.0]]), np.zeros(3), np.array([1.0, 1.0, 0.5]))
+    Distinct(rows=array([1, 0]), weights=array([1. , 1.5]), counts=array([1, 2]))
     """
-    chosen = _categorical_columns(X, column_names(X), "from_dtype")
+    chosen = _categorical_columns(X, column_names(X), categorical)
     keys = [_sort_key(values, name, text) for text, (name, values) in zip(chosen, _columns(X), strict=True)]
     order = np.lexsort([*keys, y])
     table = np.column_stack([*keys, y])[order]
     first = np.concatenate([[True], (table[1:] != table[:-1]).any(axis=1)])
-    totals = np.bincount(first.cumsum() - 1, weights=None if weights is None else weights[order])
-    return order[first], totals.astype(np.float64)
+    which = first.cumsum() - 1
+    totals = np.bincount(which, weights=None if weights is None else weights[order])
+    return Distinct(order[first], totals.astype(np.float64), np.bincount(which))
 
 
 def take_rows(X: Any, rows: NDArray[np.intp]) -> Any:
     """Some rows of a table."""
+    if isinstance(X, pa.Table):  # of views Arrow cannot take rows
+        fields = [f.with_type(pa.string()) if pa.types.is_string_view(f.type) else f for f in X.schema]
+        X = X.cast(pa.schema(fields))
     frame = as_frame(X)
-    return X[rows] if frame is None else frame[rows.tolist()].to_native()
+    try:
+        return X[rows] if frame is None else frame[rows.tolist()].to_native()
+    except pa.ArrowException as error:
+        raise ValueError(f"A column is of a type that rows cannot be taken of: {error}") from error
 
 
 # --- frames and arrays, alike ---
@@ -190,47 +208,45 @@ def _categorical_columns(X: Any, names: list[str], categorical: Any) -> list[boo
 
 def _is_text(values: Any, name: str) -> bool:
     """Whether a column holds categories, by its type."""
-    if isinstance(values, np.ndarray):
+    if isinstance(values, np.ndarray) or _is_plain(values):
         return False
     dtype = values.dtype
-    if dtype.is_numeric() or dtype == nw.Boolean or values.null_count() == len(values):
-        return False
-    if dtype == nw.Object:  # pandas: whatever it holds
+    if dtype in (nw.Object, nw.Unknown):  # whatever it holds
         try:
-            _numbers(values, name)
+            _floats(values, name)
         except ValueError:
-            return True
+            if dtype == nw.Object:
+                return True
+        else:
+            return False
+    elif values.null_count() == len(values):
         return False
-    if dtype in (nw.String, nw.Categorical, nw.Enum):
+    elif dtype in (nw.String, nw.Categorical, nw.Enum):
         return True
+    native = values.to_native()
+    kind = dtype if dtype != nw.Unknown else getattr(native, "dtype", None) or native.type
     raise ValueError(
-        f"Column {name!r} is of type {dtype}, which is neither numbers nor categories. Turn it into numbers (a date "
+        f"Column {name!r} is of type {kind}, which is neither numbers nor categories. Turn it into numbers (a date "
         "into days since a start, say) or into text, or leave it out."
     )
 
 
+def _is_plain(values: nw.Series) -> bool:
+    return values.dtype.is_numeric() or values.dtype == nw.Boolean
+
+
 def _sort_key(values: Any, name: str, text: bool) -> Array:
     """Numbers that are equal where the values are, missing ones included."""
-    if text or (isinstance(values, np.ndarray) and values.dtype == object):
-        return np.unique([key or "" for key in _keys(values)], return_inverse=True)[1].astype(np.float64)
-    return np.nan_to_num(_numbers(values, name), nan=-np.inf)
+    if not text:
+        return np.nan_to_num(_numbers(values, name), nan=-np.inf)
+    keys = _keys(values, name)
+    position: dict[str | None, float] = {key: i for i, key in enumerate(sorted({*keys} - {None}))}  # type: ignore[type-var]
+    return np.array([position.get(key, -1.0) for key in keys])
 
 
 def _numbers(values: Any, name: str) -> Array:
-    """A column as float64, NaN where missing."""
-    try:
-        if not isinstance(values, np.ndarray):
-            plain = values.dtype.is_numeric() or values.dtype == nw.Boolean
-            values = values.cast(nw.Float64).to_numpy() if plain else np.array(values.to_list(), dtype=object)
-        if values.dtype == object:
-            values = [math.nan if _absent(value) else value for value in values]
-        found = np.array(values, dtype=np.float64)
-    except (ValueError, TypeError, OverflowError):
-        bad = next(value for value in values if not _is_number(value))
-        raise ValueError(
-            f"Column {name!r} holds {_shown(bad)} where a number is expected. Correct it, or make it a column of "
-            "categories (text in a data frame, or categorical_features) and fit again."
-        ) from None
+    """A column as finite float64, NaN where missing."""
+    found = _floats(values, name)
     if np.isinf(found).any():
         raise ValueError(
             f"Column {name!r} holds {int(np.isinf(found).sum())} infinite values (inf). Replace them by a finite "
@@ -239,37 +255,70 @@ def _numbers(values: Any, name: str) -> Array:
     return found
 
 
-def _keys(values: Any) -> list[str | None]:
+def _floats(values: Any, name: str) -> Array:
+    """A column as float64, NaN where missing."""
+    if not isinstance(values, np.ndarray) and _is_plain(values):
+        with suppress(pa.ArrowException):  # narwhals refuses to round whole numbers above 2^53
+            return values.to_arrow().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).copy()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        return values.astype(np.float64)
+    cells = _cells(values)
+    try:
+        found = np.array([math.nan if absent(value) else value for value in cells], dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        found = np.empty((0, 0))
+    if found.ndim != 1:
+        bad = next((value for value in cells if not _is_number(value)), "something")
+        raise ValueError(
+            f"Column {name!r} holds {_shown(bad)} where a number is expected. Correct it, or make it a column of "
+            "categories (text in a data frame, or categorical_features) and fit again."
+        )
+    return found
+
+
+def _keys(values: Any, name: str) -> list[str | None]:
     """A column as names of categories, None where missing."""
     known: dict[Any, str | None] = {}
     found = []
-    for value in values.tolist() if isinstance(values, np.ndarray) else values.to_list():
+    for value in _cells(values):
+        if isinstance(value, Collection) and not isinstance(value, str | bytes):
+            raise ValueError(f"Column {name!r} holds {_shown(value)}, which is neither a number nor a category.")
         try:
-            key = known[value]
+            key = known[type(value), value]
         except KeyError:
-            key = known[value] = _key(value)
+            key = known[type(value), value] = _key(value)
         except TypeError:  # unhashable
             key = _key(value)
         found.append(key)
     return found
 
 
+def _cells(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else values.to_list()
+
+
 def _key(value: Any) -> str | None:
-    """One name for 3, 3.0 and "3", since a column of whole numbers with a gap comes as floats."""
-    if _absent(value):
+    """One name for 3, 3.0 and "3", and for True and 1: a column of whole numbers with a gap comes as floats."""
+    if absent(value):
         return None
-    if isinstance(value, numbers.Real) and not isinstance(value, bool) and float(value).is_integer():
-        return str(int(float(value)))
+    if isinstance(value, REAL) and -1e300 < value < 1e300:
+        value = int(value) if value == int(value) else float(value)
     return str(value)
 
 
-def _absent(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ == "NAType"
+def absent(value: Any) -> bool:
+    """Whether a cell is missing: None, NaN, NA or NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    return isinstance(value, float | np.floating | np.datetime64 | np.timedelta64) and bool(value != value)
 
 
 def _is_number(value: Any) -> bool:
     try:
-        return _absent(value) or math.isfinite(float(value)) or True
+        float(0.0 if absent(value) else value)
+        return np.ndim(value) == 0
     except (ValueError, TypeError, OverflowError):
         return False
 
@@ -283,7 +332,7 @@ def _fit_numeric(name: str, values: Any, weights: Array) -> Column:
 def _fit_categorical(name: str, values: Any, weights: Array) -> Column:
     totals: dict[str, float] = {}
     missing = False
-    for key, weight in zip(_keys(values), weights, strict=True):
+    for key, weight in zip(_keys(values, name), weights, strict=True):
         if weight > 0 and key is not None:
             totals[key] = totals.get(key, 0.0) + weight
         missing = missing or (weight > 0 and key is None)
@@ -293,15 +342,17 @@ def _fit_categorical(name: str, values: Any, weights: Array) -> Column:
 
 
 def _mean_and_deviation(values: Array, weights: Array) -> tuple[float, float]:
-    """Weighted mean and deviation of the known values, by scikit-learn; numbers of any size, a constant has 1."""
+    """Weighted mean and deviation of the known values, however large, small or far from zero; a constant has 1."""
     known = ~np.isnan(values) & (weights > 0)
     if not known.any():
         return 0.0, 1.0
-    peak = float(np.abs(values[known]).max()) or 1.0  # squares of 1e200 would overflow
-    scaler = StandardScaler().fit((values[known] / peak)[:, None], sample_weight=weights[known])
-    mean, deviation = float(scaler.mean_[0]) * peak, float(scaler.scale_[0]) * peak
-    constant = scaler.var_[0] == 0 or bool(np.ptp(values[known]) == 0) or deviation == 0
-    return mean, 1.0 if constant else deviation
+    values, weights = values[known], weights[known] / weights[known].max()
+    middle = float(values.min() / 2 + values.max() / 2)
+    peak = float(np.abs(values - middle).max()) or 1.0  # squares of 1e200 would overflow, those of 1e-200 vanish
+    near = (values - middle) / peak
+    mean = float(np.average(near, weights=weights))
+    deviation = float(np.sqrt(np.average((near - mean) ** 2, weights=weights))) * peak
+    return middle + mean * peak, deviation if deviation > 0 and np.ptp(values) else 1.0
 
 
 def _shown(value: Any) -> str:
