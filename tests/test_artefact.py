@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from sklearn.base import clone
 
 from paragp import METHODS, ParametricGPRegressor
 from paragp.artefact import CARD, CONFIG, TENSORS, ModelFileError, _checksum, load
@@ -154,6 +155,63 @@ def test_exact_rows_are_stored_only_when_allowed(tmp_path):
     with pytest.raises(ValueError, match=r"holds none. Pass keep_rows=True to store them"):
         fit("exact").save(tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("points", "close"), [(5, False), (20, False), (30, True), (60, True), (1000, True)])
+def test_the_card_says_when_inducing_points_may_show_rows(points, close, tmp_path):
+    ParametricGPRegressor(n_inducing=points, max_epochs=1, random_state=0).fit(X, y).save(tmp_path / "model")
+    text = (tmp_path / "model" / CARD).read_text()
+    assert ("the inducing points started at the training rows and may lie close to them" in text) is close
+    assert ("No row is stored here" in text) is not close
+
+
+def test_few_distinct_rows_among_many_copies_are_rows_too(tmp_path):
+    model = fit(X=np.tile(X[:4], (30, 1)), y=np.arange(120.0), warm_start=True)
+    assert len(model.fitted_.model.family.Z) == 4
+    assert model.fitted_.summary["points_near_rows"]
+    assert model.fit(np.vstack([X] * 3), np.tile(y, 3) + np.arange(180)).fitted_.summary["points_near_rows"]  # goes on
+
+
+def test_fitc_stores_points_that_were_rows_only_when_allowed(tmp_path):
+    model = ParametricGPRegressor("fitc", max_epochs=1, random_state=0).fit(X, y)
+    with pytest.raises(ValueError, match=r"may lie close to them.* Pass keep_rows=True to store them"):
+        model.save(tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+    model.save(tmp_path / "model", keep_rows=True)
+    assert "may lie close" in (tmp_path / "model" / CARD).read_text()
+
+
+def test_the_parameters_come_back(tmp_path):
+    asked = {
+        "beta": np.float32(0.5), "learning_rate": np.float64(0.02), "batch_size": np.int64(7), "n_inducing": 6,
+        "early_stopping": np.True_, "categorical_features": np.array([1]), "max_epochs": 2, "dtype": "float64",
+        "validation_fraction": 0.3, "random_state": 3, "recipe": "adam", "n_iter_no_change": 4,
+    }  # fmt: skip
+    model = ParametricGPRegressor("ppgpr-mf", kernel="rbf", **asked).fit(X.round(), y)
+    model.save(tmp_path / "model")
+    loaded = ParametricGPRegressor.load(tmp_path / "model")
+    for name, value in model.get_params().items():
+        assert np.array_equal(getattr(loaded, name), value), name
+    assert loaded.beta_ == 0.5
+    again = clone(loaded).fit(X.round(), y)
+    assert_same_predictions(model, again, X.round())
+
+
+def test_parameters_that_are_no_json_are_left_at_their_defaults(tmp_path):
+    model = fit(kernel=RBFKernel(), device=torch.device("cpu"))
+    model.set_params(random_state=np.random.RandomState(0)).fit(X, y).save(tmp_path / "model")
+    loaded = ParametricGPRegressor.load(tmp_path / "model")
+    assert (loaded.device, loaded.random_state) == ("auto", None)
+    assert loaded.kernel is loaded.fitted_.model.kernel
+
+
+def test_object_arrays_are_predicted_after_loading_as_before(tmp_path):
+    objects = np.c_[X[:, 0].astype(object), np.array(["u", "v", None] * 20, dtype=object)]
+    model = fit(X=objects, categorical_features=[1])
+    model.save(tmp_path / "model")
+    loaded = ParametricGPRegressor.load(tmp_path / "model")
+    assert_same_predictions(model, loaded, objects)
+    assert np.array_equal(loaded.predict(objects.tolist()), model.predict(objects))
 
 
 def test_no_file_can_execute(saved):
@@ -371,6 +429,18 @@ def test_a_huge_config(folder):
     assert "larger than a config can be" in refusal(folder)
 
 
+def test_a_huge_file_of_tensors_is_not_read(folder):
+    with (folder / TENSORS).open("r+b") as file:
+        file.truncate(2**40)  # sparse: takes no room
+    assert "larger than the tensors that config.json announces" in refusal(folder)
+
+
+@pytest.mark.parametrize("value", [None, 3, {"Z": 3}, {"Z": ["torch.save", [1]]}, {"Z": ["torch.float32", [[]]]}])
+def test_tensors_that_are_announced_wrongly(value, folder):
+    rewrite(folder, lambda config: config.update(tensors=value))
+    assert "does not announce the tensors" in refusal(folder)
+
+
 def to(name, make):
     def change(tensors):
         tensors[name] = make(tensors[name])
@@ -463,6 +533,7 @@ RBF = ("kernel", "parts", 0, "base")
         (setting("summary", "dtype", value="object"), "does not name the precision"),
         (setting("summary", "kernel", value=["rbf"]), "does not name the precision and the kernel"),
         (setting("summary", "validation_scores", value={"nll": "low"}), "scores are not numbers"),
+        (setting("summary", "parameters", value=[1]), "does not hold the parameters"),
         (setting("noise_floor", value=None), "the noise floor"),
         (setting("noise_floor", value=0.7), "the noise floor"),
         (setting("method", value="gpt"), "'gpt' is missing"),
@@ -594,7 +665,7 @@ def test_the_card_says_what_the_model_is(saved):
     text = (saved / CARD).read_text()
     assert text.startswith("# A model of number\n\nOD-SVGP, made by paragp 0.1.0.")
     assert "60 training rows, 0 validation rows." in text
-    assert "No row is stored here." in text
+    assert "No row is stored here; the inducing points started at means of similar rows." in text
     assert "| town | categorical |  |  | yes | 2 |" in text
     assert "```python\nfrom paragp import ParametricGPRegressor\n" in text
 

@@ -9,6 +9,7 @@ import hashlib
 import html
 import json
 import math
+import numbers
 import os
 import reprlib
 from dataclasses import asdict
@@ -60,6 +61,11 @@ def save(
         raise ValueError(
             "An exact GP predicts from its training rows, and a saved model holds none. Pass keep_rows=True to store "
             "them, or fit another method."
+        )
+    if fitted.method == "fitc" and fitted.summary.get("points_near_rows") and not keep_rows:
+        raise ValueError(
+            "FITC's inducing points started at the training rows and may lie close to them, and a saved model holds no "
+            "rows. Pass keep_rows=True to store them, or fit with fewer inducing points than half the rows."
         )
     check_destination(path, overwrite=overwrite)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
@@ -125,7 +131,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Fitted, list[str] | None]:
     """The fitted model of a folder written by `save`, and the feature names it was fitted with (None: an array)."""
     path = Path(path)
     config = read_config(path)
-    data = _bytes(path / TENSORS)
+    data = _tensor_bytes(path, config)
     if hashlib.sha256(data).hexdigest() != config.get("tensors_sha256"):
         raise ModelFileError(f"{path / TENSORS} is truncated or was altered: its checksum is not the one in {CONFIG}.")
     try:
@@ -172,6 +178,19 @@ def _bytes(file: Path) -> bytes:
     if not file.is_file():
         raise ModelFileError(f"{file.parent} is not a whole model: {file.name} is missing.")
     return file.read_bytes()
+
+
+def _tensor_bytes(path: Path, config: dict[str, Any]) -> bytes:
+    """The file with the tensors, if it is about as large as the config announces."""
+    try:
+        kinds = config["tensors"].values()
+        size = sum(math.prod(shape) * getattr(torch, kind.removeprefix("torch.")).itemsize for kind, shape in kinds)
+        too_large = (path / TENSORS).is_file() and (path / TENSORS).stat().st_size > size + CONFIG_LIMIT
+    except Exception as error:  # anyone may have written it
+        raise ModelFileError(f"{path / CONFIG} does not announce the tensors.") from error
+    if too_large:
+        raise ModelFileError(f"{path / TENSORS} was altered: it is larger than the tensors that {CONFIG} announces.")
+    return _bytes(path / TENSORS)
 
 
 def _assemble(config: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
@@ -242,6 +261,8 @@ def _check_summary(summary: Any) -> None:
         raise ValueError(f"the summary of the training does not hold {', '.join(counts)}")
     if summary.get("dtype") not in ("float32", "float64") or not isinstance(summary.get("kernel"), str):
         raise ValueError("the summary of the training does not name the precision and the kernel")
+    if not isinstance(summary.get("parameters"), dict):
+        raise ValueError("the summary of the training does not hold the parameters")
     scores = summary.get("validation_scores") or {}
     if not isinstance(scores, dict) or not all(score is None or _is_number(score) for score in scores.values()):
         raise ValueError("the validation scores are not numbers")
@@ -261,11 +282,15 @@ def _checksum(config: dict[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value with None for numbers that JSON has no word for."""
+    """The value in JSON's terms, with None for numbers that it has no word for."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if isinstance(value, dict):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
+    if isinstance(value, numbers.Real) and not isinstance(value, int):
+        value = float(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -371,8 +396,7 @@ def card(fitted: Fitted) -> str:
         "## Data",
         "",
         f"{summary['rows']} training rows, {summary['validation_rows']} validation rows. The target has mean "
-        f"{fitted.target.mean:.6g} and deviation {fitted.target.deviation:.6g}. "
-        + ("The training rows are stored here." if fitted.method == "exact" else "No row is stored here."),
+        f"{fitted.target.mean:.6g} and deviation {fitted.target.deviation:.6g}. " + _rows_stored(fitted),
         "",
         "| input | kind | mean | deviation | missing values | categories |",
         "|---|---|---:|---:|---|---|",
@@ -392,6 +416,17 @@ def card(fitted: Fitted) -> str:
         "```", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _rows_stored(fitted: Fitted) -> str:
+    if fitted.method == "exact":
+        return "The training rows are stored here."
+    if fitted.summary.get("points_near_rows"):
+        return (
+            "No table of rows is stored here, but the inducing points started at the training rows and may lie close "
+            "to them."
+        )
+    return "No row is stored here; the inducing points started at means of similar rows."
 
 
 def _cell(text: str) -> str:
