@@ -3,13 +3,16 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import termios
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.feather as feather
@@ -142,6 +145,15 @@ def test_weights_are_copies_of_rows(files, tmp_path):
     np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def test_weights_of_validation_rows_count_in_their_scores(files):
+    words = ["--target", "price", "--drop", "id", "--weights", "weight", *QUICK, "--json"]
+    done = run("fit", files / "train.csv", "--out", "model", "--valid", files / "new.csv", *words)
+    found = json.loads(done.stdout)["validation_scores"]
+    for weights, same in ((["--weights", "weight"], True), ([], False)):
+        scores = json.loads(run("evaluate", "model", files / "new.csv", "--json", *weights).stdout)["scores"]
+        assert (scores["nll"] == pytest.approx(found["nll"], rel=1e-9)) is same
+
+
 def test_validation_rows_are_scored_and_not_trained_on(files):
     found = json.loads(fit(files / "train.csv", "model", "--valid", files / "new.csv", "--json").stdout)
     assert found["rows"] == 120
@@ -180,6 +192,16 @@ def test_exact_stores_its_rows_only_when_allowed(files):
     assert_refused(fit(files / "train.csv", "model", "--method", "exact"), "--keep-rows")
     assert fit(files / "train.csv", "model", "--method", "exact", "--keep-rows").exit_code == 0
     assert run("predict", "model", files / "new.csv", "--out", "p.csv").exit_code == 0
+
+
+def test_fitc_stores_points_that_were_rows_only_when_allowed(files, monkeypatch):
+    words = ["--method", "fitc", "--inducing", "60"]
+    with monkeypatch.context() as before_the_work:
+        before_the_work.setattr("paragp.estimator.fit_fitc", lambda *_, **__: pytest.fail("it was fitted"))
+        done = fit(files / "train.csv", "model", *words)
+    assert_refused(done, "--keep-rows", "--inducing below half of the 120 rows")
+    assert fit(files / "train.csv", "model", *words, "--keep-rows").exit_code == 0
+    assert fit(files / "train.csv", "other", "--method", "fitc", "--inducing", "59").exit_code == 0
 
 
 @pytest.mark.filterwarnings("default")
@@ -243,6 +265,7 @@ def test_words_that_cannot_be_followed(words, parts, files, tmp_path):
         ("none.csv", "Error: There is no file none.csv.\n"),
         ("folder.csv", "Error: folder.csv is a folder, not a table.\n"),
         ("notes.txt", "Error: notes.txt ends in none of .csv, .csv.gz,"),
+        ("device.csv", "Error: device.csv is not a file on a disk, so it cannot be read as a table.\n"),
         ("junk.parquet", "Error: junk.parquet cannot be read as Parquet: Parquet"),
     ],
 )
@@ -250,6 +273,7 @@ def test_files_that_are_no_tables(data, sentence, files, tmp_path):
     (tmp_path / "folder.csv").mkdir()
     write(tmp_path / "notes.txt", "a,y\n1,2\n")
     (tmp_path / "junk.parquet").write_bytes(bytes(200))
+    (tmp_path / "device.csv").symlink_to(os.devnull)
     for done in (
         fit(data, "out"),
         run("predict", files / "model", data, "--out", "p.csv"),
@@ -357,7 +381,8 @@ def test_an_existing_file_is_replaced_only_by_force(files, tmp_path):
         (["--quantiles", "low"], "--quantiles must be numbers between 0 and 1, such as .05,.5,.95; got 'low'."),
         (["--quantiles", ""], "--quantiles must be numbers"),
         (["--quantiles", "nan"], "--quantiles must lie between 0 and 1"),
-        (["--out", "p.txt"], "p.txt ends in none of"),
+        (["--quantiles", ".1,0.10"], "--quantiles must differ from each other, got '.1,0.10'."),
+        (["--out", "p.txt"], "p.txt cannot be written: choose a name that ends in .parquet or .csv."),
         (["--out", "p.arrow"], "choose a name that ends in .parquet or .csv"),
     ],
 )
@@ -415,6 +440,45 @@ def test_folders_that_are_no_models(files, tmp_path):
         assert_refused(run("evaluate", model, files / "new.csv"), part)
         assert_refused(run("info", model), part)
     assert not Path("p.csv").exists()
+
+
+def test_the_table_to_predict_is_never_overwritten(files, tmp_path):
+    data = write(tmp_path / "late.csv", table(30, seed=1))
+    before = data.read_bytes()
+    (tmp_path / "link.csv").symlink_to(data)
+    (tmp_path / "hard.csv").hardlink_to(data)
+    for out in ("late.csv", "./late.csv", "link.csv", "hard.csv"):
+        done = run("predict", files / "model", "late.csv", "--out", out, "--force")
+        assert_refused(done, f"{Path(out)} is the table to predict, so it is not overwritten. Choose another --out.")
+    assert data.read_bytes() == before
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_whole_numbers_beyond_2_to_53_go_all_the_way(ending, files, tmp_path):
+    data = table(40).set_column(0, "id", pa.array([2**60 + 1 + 8 * i for i in range(40)]))
+    write(tmp_path / f"id.{ending}", data)
+    assert run("fit", f"id.{ending}", "--target", "price", "--out", "model", *QUICK).exit_code == 0
+    assert run("predict", "model", f"id.{ending}", "--out", "p.csv").exit_code == 0
+    assert run("evaluate", "model", f"id.{ending}").exit_code == 0
+
+
+def test_text_that_polars_writes_is_read(files, tmp_path):
+    pl.from_arrow(table(40)).write_ipc(tmp_path / "t.arrow")
+    assert run("fit", "t.arrow", "--target", "price", "--out", "model", *QUICK).exit_code == 0
+    assert run("predict", "model", "t.arrow", "--out", "p.csv").exit_code == 0
+
+
+def test_a_category_called_na_is_the_same_in_every_format(files, tmp_path):
+    data = pa.table({"t": ["NA", "null", "", None, "u"] * 8, "n": [1.0, None, 3.0, 4.0, 5.0] * 8, "y": np.arange(40.0)})
+    write(tmp_path / "t.parquet", data.set_column(0, "t", pa.array(["NA", "null", None, None, "u"] * 8)))
+    write(tmp_path / "t.csv", data)
+    found = []
+    for name in ("t.csv", "t.parquet"):
+        assert run("fit", name, "--target", "y", "--out", "m", "--force", *QUICK).exit_code == 0
+        assert json.loads(Path("m", CONFIG).read_text())["columns"][0]["categories"] == ["NA", "null", "u"]
+        assert run("predict", "m", name, "--out", "p.parquet", "--force").exit_code == 0
+        found.append(pd.read_parquet("p.parquet")["y_mean"].to_numpy())
+    np.testing.assert_array_equal(*found)
 
 
 # --- evaluate, info, methods ---
@@ -577,6 +641,81 @@ def test_an_error_as_a_process_is_one_line(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "Error: There is no model at none.\n")
 
 
+ENDED = """
+import os, signal, sys
+from paragp.cli import app
+from paragp.fitted import Fitted
+predict, calls = Fitted.predict, []
+def second_batch(self, X):
+    calls.append(X)
+    if len(calls) % 2 == 0:
+        os.kill(os.getpid(), number)
+    return predict(self, X)
+Fitted.predict = second_batch
+for number in (signal.SIGTERM, signal.SIGHUP):
+    try:
+        app(sys.argv[1:])
+    except SystemExit as end:
+        print(end.code - number)
+"""
+
+
+def test_a_signal_that_ends_the_process_leaves_no_half_written_output(files, tmp_path):
+    write(tmp_path / "many.parquet", table(30, seed=1).take(np.arange(70_000) % 30))
+    words = ["predict", files / "model", "many.parquet", "--out", "p.csv"]
+    done = subprocess.run([sys.executable, "-c", ENDED, *map(str, words)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "128\n128\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["many.parquet"]
+
+
+def test_signals_are_as_they_were_and_ignored_ones_stay_ignored(monkeypatch):
+    seen = []
+    monkeypatch.setattr("paragp.cli._echo_json", lambda _: seen.extend(map(signal.getsignal, found)))
+    found = [signal.SIGTERM, signal.SIGHUP]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run("methods", "--json")
+        assert seen[0] not in (signal.SIG_DFL, signal.SIG_IGN)
+        assert seen[1] is signal.SIG_IGN
+        assert [*map(signal.getsignal, found)] == [signal.SIG_DFL, signal.SIG_IGN]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_progress_is_shown_to_whoever_watches(files):
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    words = ["fit", files / "train.csv", "--target", "price", "--out", "model", *QUICK]
+    command = [sys.executable, "-m", "paragp", *map(str, words)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=False)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert "validation NLL" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["fit", "t.csv"], "Missing option '--target'. See"),
+        (["fit", "t.csv", "--target", "y", "--out", "m", "--inducing", "0"], "Invalid value for '--inducing': "),
+        (["fit", "t.csv", "--target", "y", "--out", "m", "--beta", "low"], "Invalid value for '--beta': "),
+        (["fit", "--nothing"], "--nothing"),
+        (["info"], "Missing argument '"),
+        (["info", "a", "b"], "b"),
+        (["nothing"], "No such command 'nothing'"),
+        (["--nothing", "info"], "--nothing"),
+        (["demo", "--out", __file__], "Invalid value for '--out'"),
+        (["demo", "--epochs", "0"], "Invalid value for '--epochs': "),
+        (["demo", "--seed", "-1"], "Invalid value for '--seed': "),
+    ],
+)
+def test_wrong_words_are_answered_in_one_line(words, part):
+    done = run(*words)
+    assert_refused(done, part, ". See ", " --help.\n")
+
+
 @pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "info", "methods", "demo"])
 def test_help_holds_an_example(command):
     done = run(command, "--help")
@@ -587,6 +726,7 @@ def test_help_holds_an_example(command):
 def test_version_and_help():
     assert run("--version").output == f"paragp {__version__}\n"
     shown = run("--help").output
+    assert run().output.strip() == shown.strip()
     for command in ("fit", "predict", "evaluate", "info", "methods", "demo"):
         assert command in shown
 
@@ -610,8 +750,3 @@ def test_demo_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     assert result.exit_code == 0
     assert 'pip install "paragp[report]"' in result.output
     assert [p.name for p in tmp_path.iterdir()] == ["table.md"]
-
-
-@pytest.mark.parametrize("words", [["--epochs", "0"], ["--seed", "-1"], ["--out", __file__]])
-def test_bad_use_exits_with_2(words):
-    assert run("demo", *words).exit_code == 2

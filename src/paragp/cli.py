@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 import typer
+from typer.core import TyperGroup
 
 from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistribution, __version__, evaluate
 from paragp.artefact import check_destination, load, plain, read_config
@@ -21,7 +23,26 @@ from paragp.data.files import check_columns, column_names_of, read_batches, read
 from paragp.estimator import FULL_BATCH
 from paragp.paper import toy
 
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+UsageError: Any = typer.BadParameter.__base__  # click's, which typer may bring along under another name
+
+
+class _Sentences(TyperGroup):
+    """All commands together: what the user can mend is said in one line, whoever finds it."""
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        if not args:  # help
+            return super().make_context(info_name, args, *more, **extra)
+        with _in_a_sentence():
+            return super().make_context(info_name, args, *more, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _ended_by_signals(), _in_a_sentence():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=_Sentences,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,30 +94,34 @@ def fit(
 
     Example: paragp fit train.parquet --target price --out model/
     """
-    with _in_a_sentence():
-        check_destination(out, overwrite=force)
-        if method == "exact" and not keep_rows:
-            raise ValueError("An exact GP predicts from its training rows: --keep-rows lets the model store them.")
-        X, y, w = _rows(read_table(data), data, target, weights, drop or [])
-        validation = {}
-        if valid is not None:
-            words = [f.name for f in X.schema if not _is_numeric(f.type) and not pa.types.is_boolean(f.type)]
-            held_out = read_table(valid, words)
-            check_columns(held_out.column_names, X.column_names, valid)
-            X_val, y_val, w_val = _rows(held_out, valid, target, weights, [])
-            validation = {"X_val": X_val.select(X.column_names), "y_val": y_val, "sample_weight_val": w_val}
-        estimator = ParametricGPRegressor(
-            method,
-            n_inducing=inducing,
-            kernel=kernel,
-            max_epochs="auto" if epochs is None else epochs,
-            beta="auto" if beta is None else beta,
-            random_state=seed,
-            verbose=int(sys.stderr.isatty()),
+    check_destination(out, overwrite=force)
+    if method == "exact" and not keep_rows:
+        raise ValueError("An exact GP predicts from its training rows: --keep-rows lets the model store them.")
+    X, y, w = _rows(read_table(data), data, target, weights, drop or [])
+    if method == "fitc" and len(y) <= 2 * inducing and not keep_rows:
+        raise ValueError(
+            "FITC's inducing points start at the training rows here: --keep-rows lets the model store them, or choose "
+            f"--inducing below half of the {len(y)} rows."
         )
-        fitted = estimator.fit(X, y, w, **validation).fitted_
-        fitted.target = replace(fitted.target, name=target)
-        estimator.save(out, overwrite=force, keep_rows=keep_rows)
+    validation = {}
+    if valid is not None:
+        words = [f.name for f in X.schema if not _is_numeric(f.type) and not pa.types.is_boolean(f.type)]
+        held_out = read_table(valid, words)
+        check_columns(held_out.column_names, X.column_names, valid)
+        X_val, y_val, w_val = _rows(held_out, valid, target, weights, [])
+        validation = {"X_val": X_val.select(X.column_names), "y_val": y_val, "sample_weight_val": w_val}
+    estimator = ParametricGPRegressor(
+        method,
+        n_inducing=inducing,
+        kernel=kernel,
+        max_epochs="auto" if epochs is None else epochs,
+        beta="auto" if beta is None else beta,
+        random_state=seed,
+        verbose=int(sys.stderr.isatty()),
+    )
+    fitted = estimator.fit(X, y, w, **validation).fitted_
+    fitted.target = replace(fitted.target, name=target)
+    estimator.save(out, overwrite=force, keep_rows=keep_rows)
     summary = fitted.summary
     if as_json:
         _echo_json({"model": str(out), "method": method, "target": target, **summary})
@@ -121,20 +146,22 @@ def predict(
 
     Example: paragp predict model/ new.parquet --out predictions.parquet --interval .9
     """
-    with _in_a_sentence():
-        levels = [] if quantiles is None else _levels(quantiles)
-        if interval is not None and not 0 < interval < 1:
-            raise ValueError(f"--interval must lie between 0 and 1 (.9 for 90 %), got {interval}.")
-        if out.is_dir() or (out.exists() and not force):
-            raise FileExistsError(f"{out} exists. Choose another --out{'' if out.is_dir() else ', or --force'}.")
-        check_place(out)
-        fitted, _ = load(model)
-        count = 0
-        with writing_table(out) as write:
-            for batch in read_batches(data, fitted.columns):
-                write(_predictions(fitted.predict(batch), interval, levels))
-                count += batch.num_rows
-        _mention_extra(data, [column.name for column in fitted.columns], fitted.target.name)
+    levels = [] if quantiles is None else _levels(quantiles)
+    if interval is not None and not 0 < interval < 1:
+        raise ValueError(f"--interval must lie between 0 and 1 (.9 for 90 %), got {interval}.")
+    if out.is_dir() or (out.exists() and not force):
+        raise FileExistsError(f"{out} exists. Choose another --out{'' if out.is_dir() else ', or --force'}.")
+    if out.exists() and data.exists() and out.samefile(data):
+        raise FileExistsError(f"{out} is the table to predict, so it is not overwritten. Choose another --out.")
+    check_place(out)
+    fitted, _ = load(model)
+    extra = _extra(data, [column.name for column in fitted.columns], fitted.target.name)
+    count = 0
+    with writing_table(out) as write:
+        for batch in read_batches(data, fitted.columns):
+            write(_predictions(fitted.predict(batch), interval, levels))
+            count += batch.num_rows
+    _mention(extra)
     typer.echo(f"Wrote {count} predictions to {out}.")
 
 
@@ -150,22 +177,21 @@ def evaluate_command(
 
     Example: paragp evaluate model/ test.parquet
     """
-    with _in_a_sentence():
-        fitted, _ = load(model)
-        inputs = [column.name for column in fitted.columns]
-        truth = target or fitted.target.name
-        also = [truth, weights] if weights else [truth]
-        parts = []
-        for batch in read_batches(data, fitted.columns, also):
-            dist = fitted.predict(batch.select(inputs))
-            numbers = [_numbers(batch, name, data) for name in also]
-            parts.append([dist.mean, dist.function_var, dist.noise_var, *numbers])
-        mean, function_var, noise_var, y, *w = (np.concatenate(part) for part in zip(*parts, strict=True))
-        _check_truth(y, *w)
-        same, variance = np.full(len(y), fitted.target.mean), np.array(fitted.target.deviation**2)
-        scores = evaluate(PredictiveDistribution(mean, function_var, noise_var), y, *w)
-        baseline = evaluate(PredictiveDistribution(same, np.zeros(len(y)), variance), y, *w)
-        _mention_extra(data, inputs, *also)
+    fitted, _ = load(model)
+    inputs = [column.name for column in fitted.columns]
+    truth = target or fitted.target.name
+    also = [truth, weights] if weights else [truth]
+    parts = []
+    for batch in read_batches(data, fitted.columns, also):
+        dist = fitted.predict(batch.select(inputs))
+        numbers = [_numbers(batch, name, data) for name in also]
+        parts.append([dist.mean, dist.function_var, dist.noise_var, *numbers])
+    mean, function_var, noise_var, y, *w = (np.concatenate(part) for part in zip(*parts, strict=True))
+    _check_truth(y, *w)
+    same, variance = np.full(len(y), fitted.target.mean), np.array(fitted.target.deviation**2)
+    scores = evaluate(PredictiveDistribution(mean, function_var, noise_var), y, *w)
+    baseline = evaluate(PredictiveDistribution(same, np.zeros(len(y)), variance), y, *w)
+    _mention(_extra(data, inputs, *also))
     if as_json:
         _echo_json({"rows": len(y), "scores": scores, "constant_normal": baseline})
         return
@@ -178,9 +204,8 @@ def info(model: Model, as_json: AsJson = False) -> None:
 
     Example: paragp info model/
     """
-    with _in_a_sentence():
-        config = read_config(model)
-        fitted, _ = load(model)
+    config = read_config(model)
+    fitted, _ = load(model)
     relevance, summary, target = fitted.feature_relevance, fitted.summary, fitted.target
     if as_json:
         _echo_json({
@@ -226,9 +251,32 @@ def _in_a_sentence() -> Iterator[None]:
         warnings.showwarning = lambda message, *_, **__: _say(f"Note: {message}")
         try:
             yield
+        except BrokenPipeError:  # whoever reads our output has enough
+            raise
+        except UsageError as error:
+            hint = f" See {error.ctx.command_path} --help." if error.ctx else ""
+            _say(f"Error: {error.format_message().rstrip('.')}.{hint}")
+            raise typer.Exit(2) from error
         except (ValueError, OSError) as error:
             _say(f"Error: {_reason(error)}")
             raise typer.Exit(2) from error
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP, where they are not ignored, end the process by an exception: nothing half written stays."""
+    found = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in found:
+        signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number in found:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _leave(number: int, _: Any) -> None:
+    raise SystemExit(128 + number)
 
 
 def _reason(error: Exception) -> str:
@@ -278,8 +326,11 @@ def _check_truth(y: np.ndarray, weights: np.ndarray | None = None) -> None:
         raise ValueError("The weights must be known and not negative, and one must be above zero.")
 
 
-def _mention_extra(path: Path, inputs: list[str], *others: str) -> None:
-    extra = [name for name in column_names_of(path) if name not in inputs and name not in others]
+def _extra(path: Path, inputs: list[str], *others: str) -> list[str]:
+    return [name for name in column_names_of(path) if name not in inputs and name not in others]
+
+
+def _mention(extra: list[str]) -> None:
     if extra:
         _say(f"Note: columns the model does not know are left out: {some(extra, 10)}.")
 
@@ -291,6 +342,8 @@ def _levels(text: str) -> list[float]:
         raise ValueError(f"--quantiles must be numbers between 0 and 1, such as .05,.5,.95; got {text!r}.") from None
     if not all(0 < level < 1 for level in levels):
         raise ValueError(f"--quantiles must lie between 0 and 1, got {text!r}.")
+    if len(set(levels)) < len(levels):
+        raise ValueError(f"--quantiles must differ from each other, got {text!r}.")
     return levels
 
 
@@ -329,10 +382,7 @@ def demo(
         f"Fitting {len(METHODS)} methods, FITC and the exact GP to {toy.N_TRAIN} rows of a curve whose noise "
         "grows from left to right.",
     )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f"cannot make the folder {out}: {error.strerror}", param_hint="--out") from error
+    out.mkdir(parents=True, exist_ok=True)
     data = toy.make_toy(seed)
     fits = toy.run(data, seed=seed, epochs=epochs)
     table = toy.format_table(toy.table(data, fits))

@@ -140,6 +140,7 @@ def write_late(path, first, later):
         ("1", ["0.5", "", "NA", "1e3", "nan"], [0.5, None, None, 1e3, None]),
         ("", ["3", "0.5"], [3.0, 0.5]),
         ("", ["true", "false", ""], [1.0, 0.0, None]),
+        ("", ["3", "NA", "null", "N/A"], [3.0, None, None, None]),
         ("true", ["", "false", "True", "0", "1"], [None, 0.0, 1.0, 0.0, 1.0]),
         ("0.5", ["1", "-inf"], [1.0, -np.inf]),
     ],
@@ -167,9 +168,20 @@ def test_codes_stay_text_where_the_model_has_text(tmp_path):
 
 def test_missing_text_and_quoted_text(tmp_path):
     (tmp_path / "t.csv").write_text('a,b\n1,"x, ""y""\nz"\n2,NA\n3,\n4,""\n5, x \n')
-    expected = ['x, "y"\nz', None, None, None, " x "]
+    expected = ['x, "y"\nz', "NA", None, None, " x "]
     assert read_table(tmp_path / "t.csv")["b"].to_pylist() == expected
     assert together(tmp_path / "t.csv", [Column("b", "categorical")])["b"].to_pylist() == expected
+
+
+def test_words_for_a_missing_number_are_words_in_text(tmp_path):
+    words = ["NA", "null", "nan", "N/A", "NULL"]
+    (tmp_path / "t.csv").write_text("a,b\n1,u\n" + "".join(f"{word},{word}\n" for word in words))
+    for found in (
+        read_table(tmp_path / "t.csv"),
+        together(tmp_path / "t.csv", [Column("a", "numeric"), Column("b", "categorical")]),
+    ):
+        assert found["a"].to_pylist() == [1] + [None] * 5
+        assert found["b"].to_pylist() == ["u", *words]
 
 
 def test_line_breaks_in_quoted_text_may_fall_on_the_edge_of_a_block(tmp_path):
@@ -244,6 +256,9 @@ def test_no_file_and_a_folder(ending, tmp_path):
     assert list(refusals(path, FileNotFoundError)) == [f"There is no file {path}."] * 2
     path.mkdir()
     assert list(refusals(path, IsADirectoryError)) == [f"{path} is a folder, not a table."] * 2
+    path.rmdir()
+    path.symlink_to(os.devnull)
+    assert list(refusals(path, OSError)) == [f"{path} is not a file on a disk, so it cannot be read as a table."] * 2
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -427,7 +442,7 @@ def test_a_failure_between_rows_leaves_nothing(name, error, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["out.arrow", "out.feather", "out.csv.gz", "out.CSV.GZ"])
+@pytest.mark.parametrize("name", ["out.arrow", "out.feather", "out.csv.gz", "out.CSV.GZ", "out.txt", "out"])
 def test_formats_that_are_not_written_are_refused(name, tmp_path):
     with (
         pytest.raises(ValueError, match=r"choose a name that ends in .parquet or .csv"),

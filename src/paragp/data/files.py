@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.feather as feather
 import pyarrow.ipc as ipc
@@ -24,6 +25,8 @@ KINDS = {
     ".arrow": "Arrow", ".feather": "Arrow", ".ipc": "Arrow",
 }  # fmt: skip
 FILE, FEATHER_1, STREAM = b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"  # how the Arrow formats begin
+WRITTEN = (".csv", ".parquet", ".pq")
+NO_NUMBER = pa.array(pacsv.ConvertOptions().null_values)  # how CSV files spell a number that is missing: NA, null, ...
 PANDAS_INDEX = "__index_level_"  # a data frame's row numbers, which pandas writes as a column
 
 
@@ -39,13 +42,18 @@ def kind_of(path: Path) -> str:
 
 
 def read_table(path: Path, text: Sequence[str] = ()) -> pa.Table:
-    """A whole table, with at least one row and distinct column names. In a CSV the columns `text` are read as text."""
+    """A whole table, with at least one row and distinct column names.
+
+    In a CSV the columns `text` are read as text. NA, null and the like are a missing number; in text, only an empty
+    field is missing.
+    """
     kind = kind_of(path)
     with _reading(path):
         if kind == "CSV":
             with _csv_bytes(path) as source:
                 table = pacsv.read_csv(source, **_csv_options(dict.fromkeys(text, pa.string())))
             _refuse_binary(table.schema)
+            table = pa.table([_empty_is_missing(column) for column in table.columns], table.column_names)
         elif kind == "Parquet":
             with pq.ParquetFile(path) as file:
                 table = file.read()
@@ -112,9 +120,9 @@ def check_columns(found: Sequence[str], names: Iterable[str], path: Path) -> Non
 @contextmanager
 def writing_table(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that appends rows (a dictionary of columns) to the file `path`, which appears when all is written."""
-    kind = kind_of(path)
-    if kind == "Arrow" or path.name.lower().endswith(".gz"):
+    if not path.name.lower().endswith(WRITTEN):
         raise ValueError(f"{path} cannot be written: choose a name that ends in .parquet or .csv.")
+    kind = kind_of(path)
     with writing(path) as part:
         writer: Any = None
 
@@ -151,9 +159,7 @@ def _csv_bytes(path: Path) -> Any:
 def _csv_options(types: dict[str, pa.DataType], names: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "parse_options": pacsv.ParseOptions(newlines_in_values=True),
-        "convert_options": pacsv.ConvertOptions(
-            strings_can_be_null=True, column_types=types, include_columns=names or None
-        ),
+        "convert_options": pacsv.ConvertOptions(column_types=types, include_columns=names or None),
     }
 
 
@@ -173,7 +179,7 @@ def _csv_batches(path: Path, names: Sequence[str], text: set[str]) -> Iterator[p
             with pacsv.open_csv(source, **_csv_options(types, names)) as reader:
                 for batch in reader:
                     columns = [
-                        part if name in text or part.type != pa.string() else _numbers_in_text(part)
+                        _empty_is_missing(part) if name in text else _numbers_in_text(part)
                         for name, part in zip(names, batch.columns, strict=True)
                     ]
                     yield pa.RecordBatch.from_arrays(columns, names)
@@ -194,7 +200,18 @@ def _number_type(seen: pa.DataType) -> pa.DataType:
     return seen if pa.types.is_boolean(seen) else pa.float64()
 
 
+def _empty_is_missing(column: Any) -> Any:
+    return _missing(column, pa.array([""])) if pa.types.is_string(column.type) else column
+
+
+def _missing(column: Any, words: pa.Array) -> Any:
+    return pc.if_else(pc.is_in(column, words), pa.scalar(None, column.type), column)
+
+
 def _numbers_in_text(column: pa.Array) -> pa.Array:
+    if not pa.types.is_string(column.type):
+        return column
+    column = _missing(column, NO_NUMBER)
     for kind in (pa.float64(), pa.bool_()):
         with suppress(pa.ArrowInvalid):
             return column.cast(kind)
@@ -261,6 +278,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise FileNotFoundError(f"There is no file {path}.")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder, not a table.")
+    if not path.is_file():  # a pipe would be waited for, and cannot be read twice
+        raise OSError(f"{path} is not a file on a disk, so it cannot be read as a table.")
     if not os.access(path, os.R_OK):
         raise PermissionError(f"{path} may not be read.")
     with _in_words(path, f"read as {kind_of(path)}"):
