@@ -665,7 +665,7 @@ def test_the_card_says_what_the_model_is(saved):
     text = (saved / CARD).read_text()
     assert text.startswith("# A model of number\n\nOD-SVGP, made by paragp 0.1.0.")
     assert "60 training rows, 0 validation rows." in text
-    assert "No row is stored here; the inducing points started at means of similar rows." in text
+    assert "No row is stored here; the inducing points started at means of similar rows, " in text
     assert "| town | categorical |  |  | yes | 2 |" in text
     assert "```python\nfrom paragp import ParametricGPRegressor\n" in text
 

@@ -2,11 +2,13 @@
 
 import ast
 import importlib
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+from paragp.cli import app
 from paragp.gp.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +72,17 @@ def test_the_readme_lists_every_method():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for name, method in METHODS.items():
         assert f"| `{name}` | {method.label} |" in readme
+
+
+def test_the_commands_that_print_json_are_those_that_the_readme_names():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.search(r"methods\. ((?:`\w+`(?:, | and )?)+)\s+take `--json`", readme)[1]
+    takes = [
+        command.name or command.callback.__name__
+        for command in app.registered_commands
+        if "as_json" in inspect.signature(command.callback).parameters
+    ]
+    assert re.findall(r"\w+(?=`)", named) == takes
 
 
 def test_the_readmes_example_runs(tmp_path, monkeypatch):

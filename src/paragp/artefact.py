@@ -1,4 +1,5 @@
-"""A fitted model as a folder: config.json, model.safetensors and a README.md for people. No pickle, no training rows.
+"""A fitted model as a folder: config.json, model.safetensors and a README.md for people. No pickle, and no
+training rows (but inducing points may lie close to some: the card says when).
 
 `load` trusts nothing it reads: format and version, the checksums of both files, names, types, shapes and finiteness are
 checked before a model is handed out, and whatever is wrong is said in one sentence (`ModelFileError`).
@@ -426,7 +427,10 @@ def _rows_stored(fitted: Fitted) -> str:
             "No table of rows is stored here, but the inducing points started at the training rows and may lie close "
             "to them."
         )
-    return "No row is stored here; the inducing points started at means of similar rows."
+    return (
+        "No row is stored here; the inducing points started at means of similar rows, where a row unlike all others "
+        "may have been alone."
+    )
 
 
 def _cell(text: str) -> str:

@@ -87,7 +87,7 @@ def fit(
     valid: Annotated[Path | None, typer.Option(help="Rows to validate on; a tenth is held out if left out.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that stands in the way.")] = False,
-    keep_rows: Annotated[bool, typer.Option("--keep-rows", help="Let method exact store its rows.")] = False,
+    keep_rows: Annotated[bool, typer.Option("--keep-rows", help="Let exact and fitc store rows.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a model to a table and write it to a folder.
