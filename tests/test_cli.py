@@ -688,6 +688,7 @@ def test_progress_is_shown_to_whoever_watches(files):
     words = ["fit", files / "train.csv", "--target", "price", "--out", "model", *QUICK]
     command = [sys.executable, "-m", "paragp", *map(str, words)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=False)
+    os.write(theirs, b"end")  # so that there is something to read in any case
     shown = os.read(ours, 100_000).decode()
     os.close(ours)
     os.close(theirs)
