@@ -4,10 +4,19 @@ python benchmarks/table.py
 """
 
 import json
+import statistics
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
 ORDER = ("map", "svgp", "gamma-robust", "od-svgp", "vfitc", "ppgpr-delta", "ppgpr-mf", "ppgpr-chol", "ppgpr-mfd")
+SETS = ("pol", "elevators", "bike", "kin40k", "keggdirected")
+PAPER = {  # PPGPR-MFD in the paper's table of all results
+    "pol": {"nll": -1.090, "rmse": 0.077, "crps": 0.040},
+    "elevators": {"nll": 0.368, "rmse": 0.361, "crps": 0.195},
+    "bike": {"nll": -1.426, "rmse": 0.060, "crps": 0.028},
+    "kin40k": {"nll": -1.284, "rmse": 0.126, "crps": 0.050},
+    "keggdirected": {"nll": -1.575, "rmse": 0.087, "crps": 0.031},
+}
 
 
 def load(name: str) -> dict:
@@ -75,5 +84,35 @@ def precision_table() -> str:
     return "\n".join(lines)
 
 
+def quality_runs() -> dict[tuple[str, str], list[dict]]:
+    """The stored runs of quality.py by data set and method."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for file in sorted((RESULTS / "quality").glob("*.json")):
+        run = json.loads(file.read_text(encoding="utf-8"))
+        found.setdefault((run["dataset"], run["method"]), []).append(run)
+    return found
+
+
+def quality_table(methods: tuple[str, ...] = ("ppgpr-mfd", "svgp", "catboost", "ngboost")) -> str:
+    """NLL, RMSE, CRPS and seconds, means over the splits that were run, beside the paper's PPGPR-MFD."""
+    runs = quality_runs()
+    lines = ["| data set | method | splits | NLL | RMSE | CRPS | seconds |", "|---|---|---:|---:|---:|---:|---:|"]
+    for name in SETS:
+        paper = " | ".join(f"{PAPER[name][metric]:.3f}" for metric in ("nll", "rmse", "crps"))
+        lines.append(f"| {name} | the paper's PPGPR-MFD | 10 | {paper} | |")
+        for method in methods:
+            if (name, method) in runs:
+                lines.append(_quality_row(name, method, runs[name, method]))
+    return "\n".join(lines)
+
+
+def _quality_row(name: str, method: str, runs: list[dict]) -> str:
+    means = {key: statistics.mean(run[key] for run in runs) for key in ("nll", "rmse", "crps", "seconds")}
+    return (
+        f"| {name} | `{method}` | {len(runs)} | {means['nll']:.3f} | {means['rmse']:.4f} | {means['crps']:.4f} | "
+        f"{means['seconds']:.0f} |"
+    )
+
+
 if __name__ == "__main__":
-    print(step_table(), predict_table(), growth_table(), precision_table(), sep="\n\n")
+    print(step_table(), predict_table(), growth_table(), precision_table(), quality_table(), sep="\n\n")

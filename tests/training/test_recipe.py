@@ -51,23 +51,31 @@ def test_the_default_solves_the_mean_after_each_epoch():
 @pytest.mark.parametrize("name", METHODS)
 def test_the_grid_is_the_rows_and_its_first_value_comes_first(name):
     method = METHODS[name]
-    (first,), *others = trials(settings(name), searching=True)
+    (first,), *others = trials(settings(name), 60, searching=True)
     tried = [first, *(trial for row in others for trial in row)]
     assert sorted({trial.beta for trial in tried}) == sorted(method.beta)
     assert sorted({trial.gamma for trial in tried if trial.gamma}) == sorted(method.gamma)
     assert len(tried) == len(method.beta) * max(1, len(method.gamma))
-    assert first.beta == method.beta[0]
+    assert first.beta == (1.0 if name.startswith("ppgpr") else method.beta[0])
     for row in others:
         away = [abs(trial.beta - first.beta) + abs((trial.gamma or 0) - (first.gamma or 0)) for trial in row]
         assert away == sorted(away)
-    assert trials(settings(name), searching=False) == [[first]]
-    assert trials(settings(name, beta=0.7), searching=True)[0][0].beta == 0.7
+    assert trials(settings(name), 60, searching=False) == [[first]]
+    assert trials(settings(name, beta=0.7), 60, searching=True)[0][0].beta == 0.7
 
 
 def test_without_validation_rows_the_last_epoch_counts():
     trained = train(settings(), rows(), generator=generator())
     assert len(trained.history) == trained.best_epoch == 10
-    assert trained.beta == METHODS["ppgpr-mf"].beta[0]
+    assert trained.beta == 1.0
+
+
+@pytest.mark.parametrize(
+    ("n", "beta"), [(10, 1.0), (100, 1.0), (500, 0.2), (2000, 0.05), (20_000, 0.01)]
+)
+def test_many_rows_start_with_little_regularisation(n, beta):
+    assert trials(settings(), n, searching=False)[0][0].beta == beta
+    assert trials(settings("svgp"), n, searching=False)[0][0].beta == 1.0
 
 
 def test_the_best_trial_is_kept():
@@ -83,9 +91,9 @@ def test_the_best_trial_is_kept():
 @pytest.mark.parametrize(
     ("scores", "tried", "chosen"),
     [
-        ({0.05: 3.0, 0.01: 4.0, 0.2: 4.0}, [0.05, 0.01, 0.2], 0.05),
-        ({0.05: 3.0, 0.01: 2.0, 0.2: 4.0}, [0.05, 0.01, 0.2], 0.01),
-        ({0.05: 3.0, 0.01: 4.0, 0.2: 2.0, 1.0: 1.0}, [0.05, 0.01, 0.2, 1.0], 1.0),
+        ({1.0: 3.0, 0.2: 4.0}, [1.0, 0.2], 1.0),
+        ({1.0: 3.0, 0.2: 2.0, 0.05: 4.0}, [1.0, 0.2, 0.05], 0.2),
+        ({1.0: 3.0, 0.2: 2.0, 0.05: 1.0, 0.01: 0.0}, [1.0, 0.2, 0.05, 0.01], 0.01),
     ],
 )
 def test_the_search_goes_away_from_the_first_value_while_that_helps(monkeypatch, scores, tried, chosen):

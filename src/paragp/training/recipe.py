@@ -26,6 +26,7 @@ from paragp.data.rows import Data
 from paragp.gp.kernels import make_kernel
 from paragp.gp.methods import Method
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
+from paragp.gp.objectives import ppgpr
 from paragp.metrics import crps, nll, rmse
 from paragp.training.inducing import kmeans
 from paragp.training.loop import DECAY, Config, Epoch, TrainingDivergedError, cosine, fit, steps
@@ -34,6 +35,7 @@ from paragp.training.start import fit_kernel, stretch
 
 FULL_BATCH = 1000  # rows: up to here a batch is the whole table
 SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
+ROWS_OF_THE_PRIOR = 100  # PPGPR's beta_reg starts near this over the number of rows
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
 
 
@@ -104,16 +106,21 @@ class Trial(NamedTuple):
     gamma: float | None
 
 
-def trials(settings: Settings, searching: bool) -> list[list[Trial]]:
-    """What is tried: first one value alone (the grid's first, or what was asked for), then the others away from it, the
-    smaller ones and the larger ones each in a row that ends with the first value that does not help.
+def trials(settings: Settings, n: int, searching: bool) -> list[list[Trial]]:
+    """What is tried on n rows: first one value alone, then the others away from it, the smaller ones and the larger
+    ones each in a row that ends with the first value that does not help.
+
+    The first is what was asked for, or the grid's first; but for PPGPR the beta_reg nearest to 100 / n: with few rows
+    the regulariser must keep a flexible variance from explaining noise, with many it only holds the mean back.
 
     >>> from paragp.gp.methods import METHODS
-    >>> [[trial.beta for trial in row] for row in trials(Settings(METHODS["ppgpr-mfd"]), searching=True)]
+    >>> [[trial.beta for trial in row] for row in trials(Settings(METHODS["ppgpr-mfd"]), 2000, searching=True)]
     [[0.05], [0.01], [0.2, 1.0]]
     """
     method = settings.method
     betas = method.beta if settings.beta is None else (settings.beta,)
+    if method.objective is ppgpr:
+        betas = tuple(sorted(betas, key=lambda beta: abs(math.log(max(beta, 1e-9) * n / ROWS_OF_THE_PRIOR))))
     gammas = (method.gamma or (None,)) if settings.gamma is None else (settings.gamma,)
     first, *others = (Trial(beta, gamma) for beta in betas for gamma in gammas)
     if not searching:
@@ -126,7 +133,7 @@ def trials(settings: Settings, searching: bool) -> list[list[Trial]]:
 def total_epochs(settings: Settings, n: int, searching: bool) -> int:
     """The most epochs that `train` takes."""
     epochs = settings.config(n).epochs
-    others = sum(len(row) for row in trials(settings, searching)) - 1
+    others = sum(len(row) for row in trials(settings, n, searching)) - 1
     return epochs + others * _search_epochs(epochs)
 
 
@@ -144,7 +151,7 @@ def train(
     short = replace(full, epochs=_search_epochs(full.epochs), learning_rate=full.learning_rate * DECAY)
     model = new_model(settings, data, generator) if start is None else start
     best = _Best(model, validation, settings.patience, on_epoch)
-    (first,), *rows = trials(settings, validation is not None)
+    (first,), *rows = trials(settings, len(data.y), validation is not None)
 
     def attempt(trial: Trial, config: Config) -> bool:
         """Train with this trial's values from the best state so far; whether that made it better."""
