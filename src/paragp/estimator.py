@@ -481,7 +481,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
 
     def _array(self, X: Any, columns: tuple[Column, ...] | None) -> Any:
         """X as an array: of numbers, or of anything where some columns are categories."""
-        if isinstance(X, Mapping) or not (hasattr(X, "__len__") or hasattr(X, "__array__")):
+        like_an_array = any(hasattr(X, name) for name in ("shape", "__array__"))  # sparse matrices are mappings, too
+        if not like_an_array and (isinstance(X, Mapping) or not hasattr(X, "__len__")):
             hint = (
                 "collect() it first"
                 if hasattr(X, "collect")
