@@ -54,7 +54,7 @@ class Recipe:
 
 RECIPES = {
     #               start           solves   Adam                 length
-    "auto": Recipe(1000, 60, solves=True, learning_rate=0.05, schedule=cosine, steps=450, epochs=(40, 100)),
+    "auto": Recipe(1000, 60, solves=True, learning_rate=0.03, schedule=cosine, steps=450, epochs=(50, 100)),
     "adam": Recipe(0, 0, solves=False, learning_rate=0.01, schedule=steps, steps=0, epochs=(400, 400)),
 }
 
