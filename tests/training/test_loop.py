@@ -82,6 +82,17 @@ def test_what_is_solved_for_starts_anew_and_moves_slowly():
     np.testing.assert_allclose((once.family.Z.detach() - Z).abs(), 0.1, rtol=1e-3)
 
 
+def test_a_group_of_parameters_has_its_own_rate():
+    data, model = random_data(40), METHODS["svgp"].model("rbf", random_data(5).x)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    config = Config(epochs=1, batch_size=40, learning_rate=0.1, rates={"family.S": 0.5, "kernel": 0.2})
+    fit(model, METHODS["svgp"].objective, data, config, generator=generator())
+    for name, parameter in model.named_parameters():
+        moved = (parameter.detach() - before[name]).abs().max()
+        expected = 0.05 if name.startswith("family.S") else 0.02 if name.startswith("kernel") else 0.1
+        assert float(moved) == pytest.approx(expected, rel=1e-3), name  # Adam's first step is the rate
+
+
 def test_batches_hold_every_row_once_in_near_equal_parts():
     data = Data(torch.arange(23.0)[:, None], torch.arange(23.0), torch.arange(23.0))
     parts = list(batches(data, 5, generator()))

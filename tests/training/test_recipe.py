@@ -70,9 +70,7 @@ def test_without_validation_rows_the_last_epoch_counts():
     assert trained.beta == 1.0
 
 
-@pytest.mark.parametrize(
-    ("n", "beta"), [(10, 1.0), (100, 1.0), (500, 0.2), (2000, 0.05), (20_000, 0.01)]
-)
+@pytest.mark.parametrize(("n", "beta"), [(10, 1.0), (100, 1.0), (500, 0.2), (2000, 0.05), (20_000, 0.01)])
 def test_many_rows_start_with_little_regularisation(n, beta):
     assert trials(settings(), n, searching=False)[0][0].beta == beta
     assert trials(settings("svgp"), n, searching=False)[0][0].beta == 1.0

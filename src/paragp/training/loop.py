@@ -49,6 +49,9 @@ class Config:
     learning_rate: float = 0.01
     beta: float = 1.0  # beta_reg
     schedule: Callable[[float], float] = steps  # the share of the learning rate by the share of the training done
+    rates: dict[str, float] = field(
+        default_factory=dict
+    )  # its share by the start of a parameter's name
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "learning_rate"):
@@ -145,11 +148,19 @@ def fit(
 
 
 def _groups(model: nn.Module, solved: list[nn.Parameter], config: Config) -> list[dict[str, Any]]:
-    """Adam's groups: parameters that are solved for need only follow the others until the next solve."""
+    """Adam's groups. Parameters that are solved for need only follow the others until the next solve."""
     known = {id(parameter) for parameter in solved}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in known]
-    groups = [(others, config.learning_rate), (solved, config.learning_rate * SOLVED_RATE)]
-    return [{"params": parameters, "lr": rate} for parameters, rate in groups if parameters]
+
+    def share(name: str, parameter: nn.Parameter) -> float:
+        if id(parameter) in known:
+            return SOLVED_RATE
+        return next((rate for start, rate in config.rates.items() if name.startswith(start)), 1.0)
+
+    shares = [(share(name, parameter), parameter) for name, parameter in model.named_parameters()]
+    return [
+        {"params": [parameter for found, parameter in shares if found == rate], "lr": config.learning_rate * rate}
+        for rate in sorted({rate for rate, _ in shares}, reverse=True)
+    ]
 
 
 class _Guard:
