@@ -83,7 +83,7 @@ def test_what_is_solved_for_starts_anew_and_moves_slowly():
 
 
 def test_a_group_of_parameters_has_its_own_rate():
-    data, model = random_data(40), METHODS["svgp"].model("rbf", random_data(5).x)
+    data, model = random_data(40), random_model("svgp")
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     config = Config(epochs=1, batch_size=40, learning_rate=0.1, rates={"family.S": 0.5, "kernel": 0.2})
     fit(model, METHODS["svgp"].objective, data, config, generator=generator())
