@@ -49,9 +49,7 @@ class Config:
     learning_rate: float = 0.01
     beta: float = 1.0  # beta_reg
     schedule: Callable[[float], float] = steps  # the share of the learning rate by the share of the training done
-    rates: dict[str, float] = field(
-        default_factory=dict
-    )  # its share by the start of a parameter's name
+    rates: dict[str, float] = field(default_factory=dict)  # its share by the start of a parameter's name
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "learning_rate"):
