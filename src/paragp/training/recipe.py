@@ -54,7 +54,7 @@ class Recipe:
 
 
 # Variances that sharpen before the mean has learned let it give up on what is hard: inducing points move fastest.
-SLOWLY = {"kernel": 0.3, "likelihood": 0.3, "family.S": 0.3}
+SLOWLY = {"kernel": 0.6, "likelihood": 0.6, "family.S": 0.6}
 
 RECIPES = {
     "auto": Recipe(
