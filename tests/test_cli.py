@@ -653,6 +653,7 @@ def second_batch(self, X):
     return predict(self, X)
 Fitted.predict = second_batch
 for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)  # whatever whoever runs the tests ignores
     try:
         app(sys.argv[1:])
     except SystemExit as end:
