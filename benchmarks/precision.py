@@ -39,7 +39,7 @@ def to(data: Data, dtype: torch.dtype) -> Data:
 
 def trained(method: str, train: Data, dtype: torch.dtype, seed: int, options: argparse.Namespace) -> object:
     row, generator = METHODS[method], torch.Generator().manual_seed(seed)
-    Z, Z_variance = starting_points(train.x, options.M, generator=generator)
+    Z, Z_variance = starting_points(train.x, options.M, options.M, generator=generator)
     model = row.model("matern52", Z.to(dtype), Z_variance.to(dtype) if row.two_sets else None)
     config = Config(epochs=options.epochs, batch_size=1000, learning_rate=0.03, beta=row.beta[0])
     fit(model, row.objective_for(), to(train, dtype), config, generator=generator)

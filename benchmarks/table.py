@@ -23,95 +23,86 @@ def load(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def markdown(columns: list[str], rows: list[list[str]], *, words: int = 1) -> str:
+    """A table whose first columns hold words, and the others numbers."""
+    rule = ["---" if i < words else "---:" for i in range(len(columns))]
+    return "\n".join(
+        ["| " + " | ".join(columns) + " |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(row)} |" for row in rows)]
+    )
+
+
 def step_table() -> str:
     rows = {(row["method"], row["B"]): row for row in load("step")["rows"]}
-    lines = [
-        "| step, M = 1000 | B = 1000: ours | GPyTorch | ratio | B = 10,000: ours | GPyTorch | ratio | peak memory |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns = ["step, M = 1000", "B = 1000: ours", "GPyTorch", "ratio", "B = 10,000: ours", "GPyTorch", "ratio"]
+    lines = []
     for name in ORDER:
         small, large = rows[name, 1000], rows[name, 10_000]
         note = " (its SVGP)" if small["note"] else ""
-        lines.append(
-            f"| `{name}` | {small['ours_ms']:.0f} ms | {small['gpytorch_ms']:.0f} ms{note} | {small['ratio']:.1f} | "
-            f"{large['ours_ms'] / 1e3:.2f} s | {large['gpytorch_ms'] / 1e3:.2f} s | {large['ratio']:.1f} | "
-            f"{large['ours_peak_mb'] / 1e3:.1f} / {large['gpytorch_peak_mb'] / 1e3:.1f} GB |"
-        )
-    return "\n".join(lines)
+        lines.append([
+            f"`{name}`", f"{small['ours_ms']:.0f} ms", f"{small['gpytorch_ms']:.0f} ms{note}", f"{small['ratio']:.1f}",
+            f"{large['ours_ms'] / 1e3:.2f} s", f"{large['gpytorch_ms'] / 1e3:.2f} s", f"{large['ratio']:.1f}",
+            f"{large['ours_peak_mb'] / 1e3:.1f} / {large['gpytorch_peak_mb'] / 1e3:.1f} GB",
+        ])  # fmt: skip
+    return markdown([*columns, "peak memory"], lines)
 
 
 def predict_table() -> str:
-    lines = [
-        "| prediction, M = 1000 | ours, rows/s | GPyTorch, rows/s | ratio | mean alone, rows/s |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    rates = ("ours_rows_per_s", "gpytorch_rows_per_s", "mean_alone_rows_per_s")
+    lines = []
     for row in load("predict")["rows"]:
-        lines.append(
-            f"| `{row['method']}` | {row['ours_rows_per_s'] / 1e3:.0f} k | {row['gpytorch_rows_per_s'] / 1e3:.0f} k | "
-            f"{row['ratio']:.1f} | {row['mean_alone_rows_per_s'] / 1e3:.0f} k |"
-        )
-    return "\n".join(lines)
+        ours, theirs, mean = (f"{row[rate] / 1e3:.0f} k" for rate in rates)
+        lines.append([f"`{row['method']}`", ours, theirs, f"{row['ratio']:.1f}", mean])
+    return markdown(["prediction, M = 1000", "ours, rows/s", "GPyTorch, rows/s", "ratio", "mean alone, rows/s"], lines)
 
 
 def growth_table() -> str:
-    """Exponents of time and memory: halves and doubles of M, B and d around the sizes of the step table."""
-    lines = [
-        "| method | in | from, to | time grows as | the paper's | memory grows as | the paper's |",
-        "|---|---|---|---:|---:|---:|---:|",
-    ]
+    """Exponents of time and memory in M, B and d."""
+    exponents = ("time_exponent", "paper_time_exponent", "memory_exponent", "paper_memory_exponent")
+    columns = ["method", "in", "from, to", "time grows as", "the paper's", "memory grows as", "the paper's"]
+    lines = []
     for row in load("growth")["growth"]:
-        v, low, high = row["variable"], min(row["sizes"]), max(row["sizes"])
-        lines.append(
-            f"| `{row['method']}` | {v} | {low:,}, {high:,} | {v}^{row['time_exponent']:.2f} | "
-            f"{v}^{row['paper_time_exponent']:.2f} | {v}^{row['memory_exponent']:.2f} | "
-            f"{v}^{row['paper_memory_exponent']:.2f} |"
-        )
-    return "\n".join(lines)
+        v, sizes = row["variable"], row["sizes"]
+        between = f"{min(sizes):,}, {max(sizes):,}"
+        lines.append([f"`{row['method']}`", v, between, *(f"{v}^{row[name]:.2f}" for name in exponents)])
+    return markdown(columns, lines, words=3)
 
 
 def precision_table() -> str:
-    lines = [
-        "| data set | NLL, float32 | float64 | gap, five seeds | mean | variance | gradient, by rows' | by its own |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns = ["data set", "NLL, float32", "float64", "gap, five seeds", "mean", "variance", "gradient, by rows'"]
+    lines = []
     for row in load("precision")["rows"]:
         worst = row["worst_relative_error"]
-        lines.append(
-            f"| {row['dataset']} | {row['nll_float32']:.3f} | {row['nll_float64']:.3f} | {row['nll_gap']:+.4f} ± "
-            f"{row['nll_gap_stderr']:.4f} | {worst['mean']:.0e} | {max(worst['ktilde'], worst['svar']):.0e} | "
-            f"{worst['gradient_of_rows']:.0e} | {worst['gradient']:.0e} |"
-        )
-    return "\n".join(lines)
+        errors = (worst["mean"], max(worst["ktilde"], worst["svar"]), worst["gradient_of_rows"], worst["gradient"])
+        gap = f"{row['nll_gap']:+.4f} ± {row['nll_gap_stderr']:.4f}"
+        scores = [f"{row['nll_float32']:.3f}", f"{row['nll_float64']:.3f}"]
+        lines.append([row["dataset"], *scores, gap, *(f"{error:.0e}" for error in errors)])
+    return markdown([*columns, "by its own"], lines)
 
 
 def quality_runs() -> dict[tuple[str, str], list[dict]]:
-    """The stored runs of quality.py by data set and method."""
+    """The stored runs of quality.py with the default recipe, by data set and method."""
     found: dict[tuple[str, str], list[dict]] = {}
     for file in sorted((RESULTS / "quality").glob("*.json")):
         run = json.loads(file.read_text(encoding="utf-8"))
-        found.setdefault((run["dataset"], run["method"]), []).append(run)
+        if run["recipe"] == "auto":
+            found.setdefault((run["dataset"], run["method"]), []).append(run)
     return found
 
 
 def quality_table(methods: tuple[str, ...] = ("ppgpr-mfd", "svgp", "catboost", "ngboost")) -> str:
     """NLL, RMSE, CRPS and seconds, means over the splits that were run, beside the paper's PPGPR-MFD."""
-    runs = quality_runs()
-    lines = ["| data set | method | splits | NLL | RMSE | CRPS | seconds |", "|---|---|---:|---:|---:|---:|---:|"]
+    runs, lines = quality_runs(), []
     for name in SETS:
-        paper = " | ".join(f"{PAPER[name][metric]:.3f}" for metric in ("nll", "rmse", "crps"))
-        lines.append(f"| {name} | the paper's PPGPR-MFD | 10 | {paper} | |")
+        paper = [f"{PAPER[name][metric]:.3f}" for metric in ("nll", "rmse", "crps")]
+        lines.append([name, "the paper's PPGPR-MFD", "10", *paper, ""])
         for method in methods:
-            if (name, method) in runs:
-                lines.append(_quality_row(name, method, runs[name, method]))
-    return "\n".join(lines)
-
-
-def _quality_row(name: str, method: str, runs: list[dict]) -> str:
-    means = {key: statistics.mean(run[key] for run in runs) for key in ("nll", "rmse", "crps", "seconds")}
-    return (
-        f"| {name} | `{method}` | {len(runs)} | {means['nll']:.3f} | {means['rmse']:.4f} | {means['crps']:.4f} | "
-        f"{means['seconds']:.0f} |"
-    )
+            found = runs.get((name, method), [])
+            if found:
+                means = [statistics.mean(run[key] for run in found) for key in ("nll", "rmse", "crps", "seconds")]
+                nll, rmse, crps, seconds = means
+                scores = [f"{nll:.3f}", f"{rmse:.4f}", f"{crps:.4f}", f"{seconds:.0f}"]
+                lines.append([name, f"`{method}`", str(len(found)), *scores])
+    return markdown(["data set", "method", "splits", "NLL", "RMSE", "CRPS", "seconds"], lines, words=2)
 
 
 if __name__ == "__main__":

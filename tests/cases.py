@@ -1,4 +1,7 @@
-"""Small models with random parameters, for tests over the whole registry."""
+"""What several tests need: small models with random parameters for the whole registry, and a full disk."""
+
+import resource
+from contextlib import contextmanager
 
 import torch
 
@@ -42,3 +45,14 @@ def random_model(
 def random_data(N: int = 12, d: int = 2, *, seed: int = 10, dtype: torch.dtype = float64) -> Data:
     x = randn(N, d, seed=seed, dtype=dtype)
     return Data(x, torch.sin(2 * x[:, 0]) + 0.1 * randn(N, seed=seed + 1, dtype=dtype))
+
+
+@contextmanager
+def full_disk(limit: int = 1000):
+    """Files end after so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -3,9 +3,7 @@
 import errno
 import hashlib
 import json
-import resource
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import gpytorch
@@ -23,6 +21,8 @@ from sklearn.base import clone
 from paragp import METHODS, ParametricGPRegressor
 from paragp.artefact import CARD, CONFIG, TENSORS, ModelFileError, _checksum, load
 from paragp.gp.kernels import KERNELS, kernel_name
+
+from cases import full_disk
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 3))
@@ -296,17 +296,6 @@ def test_a_path_inside_a_file_is_refused_in_words(model, tmp_path):
 
 
 # --- whole or not at all ---
-
-
-@contextmanager
-def full_disk(limit=1000):
-    """Files end after so many bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 4000])

@@ -2,12 +2,10 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import termios
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,8 @@ from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistributi
 from paragp.artefact import CARD, CONFIG, TENSORS
 from paragp.cli import app
 from paragp.fitted import Fitted
+
+from cases import full_disk
 
 WRITERS = {"csv": pacsv.write_csv, "parquet": pq.write_table, "feather": feather.write_feather}
 QUICK = ["--inducing", "5", "--epochs", "2", "--beta", "0.05"]
@@ -305,6 +305,15 @@ def test_folders_that_may_not_be_written(files, tmp_path):
     assert_refused(run("predict", files / "model", files / "new.csv", "--out", "locked/p.csv"), "locked")
 
 
+def test_folders_that_may_not_be_written_even_by_root(files, tmp_path, monkeypatch):
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setattr("paragp.atomic.os.access", lambda place, *_: Path(place).name != "locked")
+    assert_refused(fit(files / "train.csv", "locked/model"), "locked/model cannot be written")
+    assert_refused(
+        run("predict", files / "model", files / "new.csv", "--out", "locked/p.csv"), "locked/p.csv cannot be"
+    )
+
+
 # --- predict ---
 
 
@@ -567,17 +576,6 @@ def test_methods_are_listed():
 # --- whole or not at all ---
 
 
-@contextmanager
-def full_disk(limit):
-    """Files end after so many bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("out", ["p.csv", "p.parquet"])
 @pytest.mark.parametrize("old", [False, True])
 def test_a_full_disk_leaves_no_part_of_the_predictions(out, old, files, tmp_path):
@@ -645,6 +643,7 @@ ENDED = """
 import os, signal, sys
 from paragp.cli import app
 from paragp.fitted import Fitted
+
 predict, calls = Fitted.predict, []
 def second_batch(self, X):
     calls.append(X)

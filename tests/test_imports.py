@@ -15,7 +15,7 @@ LAYERS = [
     {"metrics"},
     {"gp"},
     {"training"},
-    {"fitted"},
+    {"fitted", "checks"},
     {"artefact", "onnx", "report"},
     {"estimator"},
     {"paper"},

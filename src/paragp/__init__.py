@@ -10,8 +10,8 @@ Map, from the mathematics up:
   `recipe.train`, which puts them together;
 - `paragp.predictive`, `paragp.metrics`: what a model says about y, and how good that is;
 - `paragp.data`: tables to matrices (`tables`), tables in files (`files`), rows to mini-batches (`rows`);
-- `paragp.estimator`: `ParametricGPRegressor`, the scikit-learn face; `paragp.fitted` is what it learns and
-  `paragp.artefact` writes that to a folder and reads it back;
+- `paragp.estimator`: `ParametricGPRegressor`, the scikit-learn face; `paragp.checks` is what it asks of its settings
+  and targets, `paragp.fitted` what it learns, and `paragp.artefact` writes that to a folder and reads it back;
 - `paragp.paper`: what regenerates the paper, here its first figure; `paragp.cli`: the command line.
 """
 

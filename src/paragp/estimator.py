@@ -1,33 +1,37 @@
 """ParametricGPRegressor: the scikit-learn face of the library."""
 
 import copy
-import math
 import numbers
 import os
 import time
-import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Self
 
 import gpytorch
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import Tags, check_random_state, column_or_1d
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 from tqdm import tqdm
 
 from paragp.artefact import load, plain, save
+from paragp.checks import (
+    check_kernel,
+    check_number,
+    find_device,
+    numeric_target,
+    target_name,
+    warn_of_constants,
+)
 from paragp.data.rows import Data
 from paragp.data.tables import (
     Array,
     Column,
-    absent,
     as_frame,
     column_names,
     distinct_rows,
@@ -39,7 +43,7 @@ from paragp.data.tables import (
 )
 from paragp.fitted import Fitted
 from paragp.gp.exact import fit_exact, fit_fitc
-from paragp.gp.kernels import KERNELS, covariance, kernel_name, make_kernel
+from paragp.gp.kernels import KERNELS
 from paragp.gp.methods import METHODS
 from paragp.metrics import evaluate
 from paragp.predictive import PredictiveDistribution
@@ -50,7 +54,6 @@ from paragp.training.recipe import RECIPES, Settings, total_epochs, train
 FULL_BATCH = ("exact", "fitc")  # methods outside the registry: no mini-batches, no grid
 SPLIT_FROM = 100  # rows: below, none are spared for validation unless early_stopping=True asks for it
 PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` says: it costs little there
-LARGEST = 1e140  # spread of a target, and one over it the smallest: squares must stay in range
 JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
 MOST_COPIES = 10**6  # rows that weights may make of a table for a full-batch method
 HEAVIEST = 1e15  # the largest weight lies below, and above one over it: float32 must hold sums of them
@@ -197,7 +200,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             raise ValueError("Pass both X_val and y_val, or neither.")
         if X_val is None and sample_weight_val is not None:
             raise ValueError("sample_weight_val weighs the rows of X_val. Pass X_val and y_val, too.")
-        device, name = _device(self.device), _target_name(y)
+        device, name = find_device(self.device), target_name(y)
         again = self.warm_start and hasattr(self, "fitted_") and self._of_the_same_form()
         known = self.fitted_.columns if again else None
         X, y, weights = self._checked(X, y, sample_weight, known)
@@ -212,8 +215,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         columns = fit_columns(X, categorical, weights) if known is None else known
         target = self.fitted_.target if again else fit_target(y, name, weights)
         x = encode(columns, X)
-        _warn_of_constants(x, y)
-        _check_kernel(self.kernel, x)
+        warn_of_constants(x, y)
+        check_kernel(self.kernel, x)
         dtype = torch.float64 if small else getattr(torch, self.dtype)
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         data = _rows(x, target.encode(y), weights, place)
@@ -439,7 +442,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         X = self._validated(X, columns)
-        y = _numeric_target(y)
+        y = numeric_target(y)
         check_consistent_length(X, y)
         weights = None
         if sample_weight is not None:
@@ -522,15 +525,15 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"recipe must be one of {', '.join(RECIPES)}; got {self.recipe!r}.")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f'dtype must be "float32" or "float64", got {self.dtype!r}.')
-        _check_number("n_inducing", self.n_inducing, whole=True, low=1)
+        check_number("n_inducing", self.n_inducing, whole=True, low=1)
         if self.n_inducing_variance is not None:
-            _check_number("n_inducing_variance", self.n_inducing_variance, whole=True, low=1)
+            check_number("n_inducing_variance", self.n_inducing_variance, whole=True, low=1)
         for name, low, whole in (("max_epochs", 1, True), ("batch_size", 1, True), ("n_iter_no_change", 1, True)):
-            _check_number(name, getattr(self, name), whole=whole, low=low, auto=name != "n_iter_no_change")
-        _check_number("learning_rate", self.learning_rate, above=0, auto=True)
-        _check_number("beta", self.beta, low=0, auto=True)
-        _check_number("gamma", self.gamma, above=1, auto=True)
-        _check_number("validation_fraction", self.validation_fraction, above=0, below=1)
+            check_number(name, getattr(self, name), whole=whole, low=low, auto=name != "n_iter_no_change")
+        check_number("learning_rate", self.learning_rate, above=0, auto=True)
+        check_number("beta", self.beta, low=0, auto=True)
+        check_number("gamma", self.gamma, above=1, auto=True)
+        check_number("validation_fraction", self.validation_fraction, above=0, below=1)
         if self.early_stopping not in (True, False, "auto"):
             raise ValueError(f'early_stopping must be True, False or "auto", got {self.early_stopping!r}.')
         if self.gamma != "auto" and not (self.method in METHODS and METHODS[self.method].gamma):
@@ -544,45 +547,6 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         return tags
 
 
-def _warn_of_constants(x: Array, y: Array) -> None:
-    if np.ptp(y) == 0:
-        warnings.warn(
-            f"The target is constant ({y[0]:g}). The model will predict that value; is it the column you meant?",
-            UserWarning,
-            stacklevel=3,
-        )
-    elif not np.ptp(x, axis=0).any():
-        warnings.warn(
-            "All inputs are constant. The model can only predict the target's mean and deviation.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _check_number(
-    name: str,
-    value: Any,
-    *,
-    whole: bool = False,
-    low: float = -math.inf,
-    above: float = -math.inf,
-    below: float = math.inf,
-    auto: bool = False,
-) -> None:
-    """Refuse a parameter that is not a number in its range (or "auto", where allowed)."""
-    if auto and isinstance(value, str) and value == "auto":
-        return
-    kind = numbers.Integral if whole else numbers.Real
-    number: Any = value.item() if isinstance(value, np.generic) else value
-    number = number if isinstance(number, kind) and not isinstance(number, bool) else math.nan
-    if low <= number and above < number < below and abs(number) < 1e300:
-        return
-    limits = [f"at least {low:g}"] * (low > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
-    limits += [f"below {below:g}"] * (below < math.inf)
-    wanted = f"a {'whole ' if whole else ''}number {' and '.join(limits)}" + (' or "auto"' if auto else "")
-    raise ValueError(f"{name} must be {wanted}, got {value!r}.")
-
-
 def _given(value: Any, kind: type) -> Any:
     """The value as a plain number, None for "auto"."""
     return None if isinstance(value, str) else kind(value)
@@ -593,73 +557,9 @@ def _storable(value: Any) -> bool:
     return value is None or isinstance(value, str | numbers.Real | list | tuple | np.generic | np.ndarray)
 
 
-def _check_kernel(kernel: Any, x: Array) -> None:
-    """Refuse a gpytorch kernel that does not take these inputs."""
-    if isinstance(kernel, str):
-        return
-    n, d = x[:2].shape
-    try:
-        with torch.no_grad():
-            rows = torch.from_numpy(x[:2])
-            shape = tuple(covariance(make_kernel(kernel, d).double(), rows, rows.clone()).shape)
-    except Exception as error:  # a kernel is anyone's code
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"The kernel {kernel_name(kernel)} does not take {d} inputs: {reason}") from error
-    if shape != (n, n):
-        raise ValueError(
-            f"The kernel {kernel_name(kernel)} gives a matrix of shape {shape} for {n} rows. Pass one without batches."
-        )
-
-
-def _target_name(y: Any) -> str:
-    name = getattr(y, "name", None)
-    return "y" if name is None or not isinstance(name, Hashable) else str(name)
-
-
-def _numeric_target(y: Any) -> Array:
-    """y as float64 (n,), or an error that counts what is missing."""
-    try:
-        if isinstance(y, pa.Array):
-            values = y.to_numpy(zero_copy_only=False)
-        else:
-            values = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
-    except RuntimeError as error:  # a torch tensor with a gradient, say
-        raise ValueError(f"The target y cannot be read as an array: {error}") from error
-    values = column_or_1d(values, warn=True)
-    if values.dtype.kind in "mM":
-        raise ValueError("The target y must hold numbers, not dates or durations. Turn it into days, say.")
-    try:
-        cells = [math.nan if absent(value) else value for value in values] if values.dtype == object else values
-        found = np.array(cells, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"The target y must hold numbers: {error}.") from error
-    spread = np.ptp(found) if np.isfinite(found).all() else 1.0
-    if spread and not 1 / LARGEST < spread < LARGEST:
-        raise ValueError(f"The target y spreads over {spread:.0e}; squares of that are not numbers. Rescale y.")
-    for what, bad in (("missing (NaN)", np.isnan(found)), ("infinite (inf)", np.isinf(found))):
-        if bad.any():
-            raise ValueError(
-                f"Input y contains {what} values in {int(bad.sum())} of {len(found)} rows, the first in row "
-                f"{int(np.flatnonzero(bad)[0])}. Leave those rows out."
-            )
-    return found
-
-
 def _rows(x: Array, y: Array, weights: Array | None, place: dict[str, Any]) -> Data:
     tensors = [None if part is None else torch.from_numpy(part).to(**place) for part in (x, y, weights)]
     return Data(*tensors)  # type: ignore[arg-type]
-
-
-def _device(name: Any) -> torch.device:
-    try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        torch.zeros(1, device=device).item()  # whether it is there, and computes
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = (str(error).splitlines() or ["it is not there"])[0]
-        raise ValueError(
-            f'device must be "auto" or a torch device of this machine such as "cpu" or "cuda:0", got {name!r}: {reason}'
-        ) from error
-    return device
 
 
 def _flat(record: Epoch) -> dict[str, float]:

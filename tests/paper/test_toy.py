@@ -15,7 +15,7 @@ DATA = toy.make_toy()
 
 def fitted(name):
     method = METHODS[name]
-    Z, Z_variance = starting_points(DATA.train.x, toy.M, generator=generator())
+    Z, Z_variance = starting_points(DATA.train.x, toy.M, toy.M, generator=generator())
     model = method.model("matern52", Z, Z_variance if method.two_sets else None)
     config = Config(epochs=400, batch_size=250, learning_rate=0.03, beta=method.beta[0])
     fit(model, method.objective, DATA.train, config, generator=generator())

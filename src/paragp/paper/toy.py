@@ -76,7 +76,7 @@ class Fitted:
 
 def run(toy: Toy, *, seed: int = 0, epochs: int = EPOCHS, show_progress: bool | None = None) -> dict[str, Fitted]:
     """Fit every method. `show_progress` None means: on a terminal."""
-    Z, Z_variance = starting_points(toy.train.x, M, generator=_generator(seed))
+    Z, Z_variance = starting_points(toy.train.x, M, M, generator=_generator(seed))
     total = epochs * len(METHODS) + 2 * BASELINE_ITERATIONS
     fits: dict[str, Fitted] = {}
     with tqdm(total=total, disable=None if show_progress is None else not show_progress, unit="epoch") as bar:

@@ -37,12 +37,9 @@ def kmeans(X: Tensor, M: int, *, generator: torch.Generator, weights: Tensor | N
     return torch.from_numpy(clustering.cluster_centers_).to(X)
 
 
-def starting_points(
-    X: Tensor, M: int, M_variance: int | None = None, *, generator: torch.Generator, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Two different k-means sets (M, d) and (M_variance, d), for methods with points of their own for the variance."""
-    Z = kmeans(X, M, generator=generator, weights=weights)
-    return Z, kmeans(X, M if M_variance is None else M_variance, generator=generator, weights=weights)
+def starting_points(X: Tensor, *sizes: int, generator: torch.Generator, weights: Tensor | None = None) -> list[Tensor]:
+    """A k-means set (M, d) for each size M; no two are the same, as mean and variance want it."""
+    return [kmeans(X, M, generator=generator, weights=weights) for M in sizes]
 
 
 def _distinct(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

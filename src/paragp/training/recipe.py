@@ -28,7 +28,7 @@ from paragp.gp.methods import Method
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
 from paragp.gp.objectives import ppgpr
 from paragp.metrics import crps, nll, rmse
-from paragp.training.inducing import kmeans
+from paragp.training.inducing import starting_points
 from paragp.training.loop import DECAY, Config, Epoch, TrainingDivergedError, cosine, fit, steps
 from paragp.training.solves import solve
 from paragp.training.start import fit_kernel, stretch
@@ -195,8 +195,8 @@ def new_model(settings: Settings, data: Data, generator: torch.Generator) -> Par
         units = units if found is None else found
     units = units.to(data.x)
     sizes = [settings.n_inducing, settings.n_inducing_variance or settings.n_inducing][: 1 + method.two_sets]
-    Z = [kmeans(data.x / units, M, generator=generator, weights=data.weights) * units for M in sizes]
-    return method.model(kernel, *Z, noise=max(noise, 2 * NOISE_FLOOR))
+    Z = starting_points(data.x / units, *sizes, generator=generator, weights=data.weights)
+    return method.model(kernel, *(points * units for points in Z), noise=max(noise, 2 * NOISE_FLOOR))
 
 
 def _fit(

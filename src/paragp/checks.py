@@ -1,0 +1,120 @@
+"""What the estimator refuses, in words: parameters, kernels, devices and targets that it cannot use."""
+
+import math
+import numbers
+import warnings
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from sklearn.utils import column_or_1d
+
+from paragp.data.tables import Array, absent
+from paragp.gp.kernels import covariance, kernel_name, make_kernel
+
+LARGEST = 1e140  # spread of a target, and one over it the smallest: squares must stay in range
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    whole: bool = False,
+    low: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    auto: bool = False,
+) -> None:
+    """Refuse a parameter that is not a number in its range (or "auto", where allowed)."""
+    if auto and isinstance(value, str) and value == "auto":
+        return
+    kind = numbers.Integral if whole else numbers.Real
+    number: Any = value.item() if isinstance(value, np.generic) else value
+    number = number if isinstance(number, kind) and not isinstance(number, bool) else math.nan
+    if low <= number and above < number < below and abs(number) < 1e300:
+        return
+    limits = [f"at least {low:g}"] * (low > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
+    limits += [f"below {below:g}"] * (below < math.inf)
+    wanted = f"a {'whole ' if whole else ''}number {' and '.join(limits)}" + (' or "auto"' if auto else "")
+    raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+
+
+def check_kernel(kernel: Any, x: Array) -> None:
+    """Refuse a gpytorch kernel that does not take these inputs."""
+    if isinstance(kernel, str):
+        return
+    n, d = x[:2].shape
+    try:
+        with torch.no_grad():
+            rows = torch.from_numpy(x[:2])
+            shape = tuple(covariance(make_kernel(kernel, d).double(), rows, rows.clone()).shape)
+    except Exception as error:  # a kernel is anyone's code
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"The kernel {kernel_name(kernel)} does not take {d} inputs: {reason}") from error
+    if shape != (n, n):
+        raise ValueError(
+            f"The kernel {kernel_name(kernel)} gives a matrix of shape {shape} for {n} rows. Pass one without batches."
+        )
+
+
+def find_device(name: Any) -> torch.device:
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.zeros(1, device=device).item()  # whether it is there, and computes
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = (str(error).splitlines() or ["it is not there"])[0]
+        raise ValueError(
+            f'device must be "auto" or a torch device of this machine such as "cpu" or "cuda:0", got {name!r}: {reason}'
+        ) from error
+    return device
+
+
+def target_name(y: Any) -> str:
+    name = getattr(y, "name", None)
+    return "y" if name is None or not isinstance(name, Hashable) else str(name)
+
+
+def numeric_target(y: Any) -> Array:
+    """y as float64 (n,), or an error that counts what is missing."""
+    try:
+        if isinstance(y, pa.Array):
+            values = y.to_numpy(zero_copy_only=False)
+        else:
+            values = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    except RuntimeError as error:  # a torch tensor with a gradient, say
+        raise ValueError(f"The target y cannot be read as an array: {error}") from error
+    values = column_or_1d(values, warn=True)
+    if values.dtype.kind in "mM":
+        raise ValueError("The target y must hold numbers, not dates or durations. Turn it into days, say.")
+    try:
+        cells = [math.nan if absent(value) else value for value in values] if values.dtype == object else values
+        found = np.array(cells, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"The target y must hold numbers: {error}.") from error
+    spread = np.ptp(found) if np.isfinite(found).all() else 1.0
+    if spread and not 1 / LARGEST < spread < LARGEST:
+        raise ValueError(f"The target y spreads over {spread:.0e}; squares of that are not numbers. Rescale y.")
+    for what, bad in (("missing (NaN)", np.isnan(found)), ("infinite (inf)", np.isinf(found))):
+        if bad.any():
+            raise ValueError(
+                f"Input y contains {what} values in {int(bad.sum())} of {len(found)} rows, the first in row "
+                f"{int(np.flatnonzero(bad)[0])}. Leave those rows out."
+            )
+    return found
+
+
+def warn_of_constants(x: Array, y: Array) -> None:
+    if np.ptp(y) == 0:
+        warnings.warn(
+            f"The target is constant ({y[0]:g}). The model will predict that value; is it the column you meant?",
+            UserWarning,
+            stacklevel=3,
+        )
+    elif not np.ptp(x, axis=0).any():
+        warnings.warn(
+            "All inputs are constant. The model can only predict the target's mean and deviation.",
+            UserWarning,
+            stacklevel=3,
+        )
