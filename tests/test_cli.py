@@ -100,8 +100,8 @@ def test_fit_writes_what_the_estimator_learns(ending, files, tmp_path):
     done = fit(files / f"train.{ending}", "model")
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
-    assert done.stdout.startswith("Fitted ppgpr-mfd to 108 rows of")
-    assert "On 12 validation rows:" in done.stdout
+    assert done.stdout.startswith("Fitted ppgpr-mfd to 100 rows of")
+    assert "On 20 validation rows:" in done.stdout
     assert "coverage at 90 %" in done.stdout
     data = table()
     estimator = ParametricGPRegressor(n_inducing=5, max_epochs=2, beta=0.05, random_state=0)
@@ -112,13 +112,20 @@ def test_fit_writes_what_the_estimator_learns(ending, files, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_the_papers_recipe_by_name(files):
+    assert fit(files / "train.csv", "model", "--recipe", "adam").exit_code == 0
+    assert ParametricGPRegressor.load("model").recipe == "adam"
+    done = fit(files / "train.csv", "other", "--recipe", "best")
+    assert_refused(done, "recipe must be one of auto, adam; got 'best'")
+
+
 def test_fit_prints_json(files):
     done = fit(files / "train.csv", "model", "--json")
     found = json.loads(done.stdout)
     assert found["model"] == "model"
     assert found["method"] == "ppgpr-mfd"
     assert found["target"] == "price"
-    assert found["rows"] == 108
+    assert found["rows"] == 100
     assert found["inputs"] == 3
     assert found["beta"] == 0.05
     assert set(found["validation_scores"]) == set(METRICS)
@@ -548,7 +555,7 @@ def test_info_says_what_the_model_is(files):
     done = run("info", files / "model")
     assert done.exit_code == 0
     assert done.stdout.startswith(f"ppgpr-mfd model of 'price', made by paragp {__version__}\n")
-    assert "rows: 108 for training, 12 for validation" in done.stdout
+    assert "rows: 100 for training, 20 for validation" in done.stdout
     assert "'size'" in done.stdout
     found = json.loads(run("info", files / "model", "--json").stdout)
     assert found["target"]["name"] == "price"
@@ -631,7 +638,7 @@ def process(*words, **options):
 def test_fit_as_a_process_is_silent_where_nobody_watches(files):
     done = process("fit", files / "train.csv", "--target", "price", "--out", "model", *QUICK)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Fitted ppgpr-mfd to 108 rows of ")
+    assert done.stdout.startswith("Fitted ppgpr-mfd to 100 rows of ")
 
 
 def test_an_error_as_a_process_is_one_line(tmp_path):

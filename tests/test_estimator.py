@@ -253,9 +253,15 @@ def test_given_validation_rows_are_used():
 
 
 @pytest.mark.parametrize("yes", [True, np.True_, 1])
-def test_small_tables_spare_no_rows_unless_asked(yes):
-    assert quick().fit(X[:50], Y[:50]).validation_scores_ is None
-    assert quick(early_stopping=yes).fit(X[:50], Y[:50]).validation_scores_ is not None
+def test_the_smallest_tables_spare_no_rows_unless_asked(yes):
+    assert quick().fit(X[:29], Y[:29]).validation_scores_ is None
+    assert quick(early_stopping=yes).fit(X[:29], Y[:29]).fitted_.summary["validation_rows"] == 3
+
+
+@pytest.mark.parametrize(("rows", "held_out"), [(30, 10), (60, 20), (150, 20), (250, 25)])
+def test_small_tables_hold_out_enough_rows_to_tell_by(rows, held_out):
+    x = np.linspace(-2, 2, rows)[:, None]
+    assert quick().fit(x, np.sin(3 * x[:, 0])).fitted_.summary["validation_rows"] == held_out
 
 
 @pytest.mark.parametrize("no", [False, np.False_, 0])
@@ -268,9 +274,9 @@ def test_training_stops_early_only_when_asked(no):
 
 def test_rows_are_counted_as_they_came():
     twice = quick(beta=0.05).fit(np.tile(X, (2, 1)), np.tile(Y, 2)).fitted_.summary
-    assert (twice["rows"], twice["validation_rows"]) == (270, 30)
+    assert (twice["rows"], twice["validation_rows"]) == (260, 40)
     weighted = quick(beta=0.05).fit(X, Y, np.full(150, 2.0)).fitted_.summary
-    assert (weighted["rows"], weighted["validation_rows"]) == (135, 15)
+    assert (weighted["rows"], weighted["validation_rows"]) == (130, 20)
 
 
 def test_warm_start_goes_on_where_it_was():
@@ -325,7 +331,7 @@ def test_inducing_points_are_as_asked_and_never_more_than_rows():
     family = quick(n_inducing=8, n_inducing_variance=5).fit(X, Y).fitted_.model.family
     assert len(family.Z) == 8
     assert len(family.Z_variance) == 5
-    assert len(quick(n_inducing=1000).fit(X[:30], Y[:30]).fitted_.model.family.Z) == 30
+    assert len(quick(n_inducing=1000).fit(X[:25], Y[:25]).fitted_.model.family.Z) == 25
 
 
 def test_random_state_decides_and_global_state_is_untouched():
@@ -377,10 +383,11 @@ def test_categories_by_position_in_an_array():
     model = quick(categorical_features=[1]).fit(np.c_[X[:, 0], codes], Y)
     assert model.fitted_.columns[1].categories == ("0", "1", "2")
     objects = np.array([[1.0, "u"], [2.0, "v"]] * 20, dtype=object)
-    expected = quick(categorical_features=[1]).fit(objects, Y[:40]).predict(objects)
-    assert expected[0] != expected[1]
+    y = Y[:40] + 5 * (objects[:, 1] == "u")
+    expected = quick(categorical_features=[1]).fit(objects, y).predict(objects)
+    assert expected[0] > expected[1]
     for made in (objects.tolist(), objects.astype(str), pd.DataFrame(objects, columns=["a", "b"])):
-        model = quick(categorical_features=[1]).fit(made, Y[:40])
+        model = quick(categorical_features=[1]).fit(made, y)
         np.testing.assert_array_equal(model.predict(made), expected)
     assert quick(categorical_features=[0]).fit(np.array([["u"], ["v"]] * 5), Y[:10]).fitted_.columns[0].categories
 

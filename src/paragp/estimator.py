@@ -52,7 +52,8 @@ from paragp.training.loop import Epoch
 from paragp.training.recipe import RECIPES, Settings, total_epochs, train
 
 FULL_BATCH = ("exact", "fitc")  # methods outside the registry: no mini-batches, no grid
-SPLIT_FROM = 100  # rows: below, none are spared for validation unless early_stopping=True asks for it
+SPLIT_FROM = 30  # rows: below, none are spared for validation unless early_stopping=True asks for it
+FEWEST_HELD_OUT = 20  # rows, up to a third of the table, unless early_stopping=True asks for fewer
 PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` says: it costs little there
 JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
 MOST_COPIES = 10**6  # rows that weights may make of a table for a full-batch method
@@ -86,10 +87,11 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     max_epochs, batch_size, learning_rate : number or "auto"
         "auto" takes epochs and batches by the number of rows, and the recipe's learning rate.
     early_stopping : bool or "auto"
-        Stop when the validation NLL has not improved for `n_iter_no_change` epochs. "auto": from 100 rows on. The model
+        Stop when the validation NLL has not improved for `n_iter_no_change` epochs. "auto": from 30 rows on. The model
         with the best validation NLL is kept.
     validation_fraction : float
-        Share of rows held out for validation where no `X_val` is passed. "exact" and "fitc" hold out none.
+        Share of rows held out for validation where no `X_val` is passed, but at least 20 rows up to a third of them
+        unless `early_stopping=True`. "exact" and "fitc" hold out none.
     n_iter_no_change : int
     categorical_features : "from_dtype", None, or names, positions or a mask of columns
         "from_dtype": text and categorical columns of a data frame, none of an array.
@@ -329,6 +331,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         asked = bool(self.early_stopping) and not automatic
         wanted = asked or (n >= SPLIT_FROM and (automatic or searching))
         held_out = round(self.validation_fraction * n) if wanted else 0
+        if not asked and wanted:
+            held_out = max(held_out, min(n // 3, FEWEST_HELD_OUT))
         if not 0 < held_out < n:
             return torch.arange(n), torch.arange(0)
         order = torch.randperm(n, generator=generator)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from paragp import METHODS, Data
+from paragp.metrics import nll
 from paragp.training import recipe
 from paragp.training.loop import Config, Epoch, TrainingDivergedError
 from paragp.training.recipe import RECIPES, Settings, total_epochs, train, trials
@@ -89,9 +90,9 @@ def test_the_best_trial_is_kept():
 @pytest.mark.parametrize(
     ("scores", "tried", "chosen"),
     [
-        ({1.0: 3.0, 0.2: 4.0}, [1.0, 0.2], 1.0),
-        ({1.0: 3.0, 0.2: 2.0, 0.05: 4.0}, [1.0, 0.2, 0.05], 0.2),
-        ({1.0: 3.0, 0.2: 2.0, 0.05: 1.0, 0.01: 0.0}, [1.0, 0.2, 0.05, 0.01], 0.01),
+        ({1.0: -3.0, 0.2: -2.0}, [1.0, 0.2], 1.0),
+        ({1.0: -3.0, 0.2: -4.0, 0.05: -2.0}, [1.0, 0.2, 0.05], 0.2),
+        ({1.0: -3.0, 0.2: -4.0, 0.05: -5.0, 0.01: -6.0}, [1.0, 0.2, 0.05, 0.01], 0.01),
     ],
 )
 def test_the_search_goes_away_from_the_first_value_while_that_helps(monkeypatch, scores, tried, chosen):
@@ -105,6 +106,20 @@ def test_the_search_goes_away_from_the_first_value_while_that_helps(monkeypatch,
     found = train(settings(), rows(), rows(seed=5), generator=generator())
     assert seen == tried
     assert found.beta == chosen
+
+
+def test_on_noise_the_start_is_kept_and_a_warm_start_is_not_undone():
+    noise = [Data(rows(seed=s).x, torch.randn(60, generator=generator(s + 20), dtype=torch.float64)) for s in (1, 2)]
+    found = train(settings(), *noise, generator=generator())
+    assert found.best_epoch == 0
+    dist = found.model.predict(noise[1].x)
+    assert np.ptp(dist.mean) < 1e-6
+    assert np.ptp(dist.std) < 1e-6
+    learned = train(settings(), rows(), rows(seed=5), generator=generator())
+    assert learned.best_epoch > 0
+    slightly = train(settings(epochs=1), rows(), rows(seed=5), generator=generator(), start=learned.model)
+    before, after = (min(record.validation["nll"] for record in each.history) for each in (learned, slightly))
+    assert nll(slightly.model.predict(rows(seed=5).x), rows(seed=5).y.numpy()) == pytest.approx(min(before, after))
 
 
 def test_patience_ends_a_trial():

@@ -7,7 +7,7 @@
              the closed-form solve of the mean, and of S' where it has one                      (`training.solves`)
     search   the values beside it go on from the best state so far for a few epochs at a low rate, away from the first
              one for as long as that helps
-    choose   the state with the best validation NLL
+    choose   the state with the best validation NLL, or the start, a constant, where no state is clearly better
 """
 
 import copy
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from torch import nn
@@ -28,6 +29,7 @@ from paragp.gp.methods import Method
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
 from paragp.gp.objectives import ppgpr
 from paragp.metrics import crps, nll, rmse
+from paragp.predictive import Array
 from paragp.training.inducing import starting_points
 from paragp.training.loop import DECAY, Config, Epoch, TrainingDivergedError, cosine, fit, steps
 from paragp.training.solves import solve
@@ -104,7 +106,7 @@ class Trained(NamedTuple):
 
     model: ParametricGP
     history: list[Epoch]
-    best_epoch: int  # in the history, from 1
+    best_epoch: int  # in the history, from 1; 0 where no epoch was better than the start
     beta: float
     gamma: float | None
 
@@ -176,6 +178,8 @@ def train(
         for trial in row:
             if not attempt(trial, short):
                 break
+    if start is None:
+        best.settle()
     return Trained(model, best.history, best.epoch, *best.trial)
 
 
@@ -253,12 +257,15 @@ class _Best:
     ) -> None:
         self.model, self.validation, self.patience, self.on_epoch = model, validation, patience, on_epoch
         self.history: list[Epoch] = []
-        self.nll, self.epoch, self.state = math.inf, 0, copy.deepcopy(model.state_dict())
+        self.first = self.state = copy.deepcopy(model.state_dict())
+        self.nll, self.epoch = math.inf, 0
         self.trial = self.current = Trial(1.0, None)
         self.since, self.start = 0, time.perf_counter()
 
     def begin(self, trial: Trial) -> None:
         self.current, self.since = trial, 0
+        if not self.history:  # the start is a candidate, too
+            self.nll, self.trial = self.validate(self.model).get("nll", math.inf), trial
 
     def validate(self, model: ParametricGP) -> dict[str, float]:
         if self.validation is None:
@@ -267,6 +274,30 @@ class _Best:
         dist = model.predict(x)
         targets, copies = y.double().numpy(force=True), None if weights is None else weights.numpy(force=True)
         return {metric.__name__: metric(dist, targets, copies) for metric in (nll, rmse, crps)}
+
+    def settle(self) -> None:
+        """Go back to the start unless the best state beats it by more than chance.
+
+        Few validation rows choose among many states, and on pure noise one of them looks good. A standard error of the
+        rows' differences is what it must win by.
+        """
+        if self.validation is None or self.epoch == 0:
+            return
+        ended = self._log_densities()
+        self.model.load_state_dict(self.first)
+        gain = ended - self._log_densities()
+        copies = np.ones(len(gain)) if self.validation.weights is None else self.validation.weights.numpy(force=True)
+        mean = np.average(gain, weights=copies)
+        error = np.sqrt(np.average((gain - mean) ** 2, weights=copies) / copies.sum())
+        if mean > error:
+            self.model.load_state_dict(self.state)
+        else:
+            self.epoch = 0
+
+    def _log_densities(self) -> Array:
+        assert self.validation is not None
+        x, y, _ = self.validation
+        return self.model.predict(x).logpdf(y.numpy(force=True))
 
     def after(self, record: Epoch) -> bool:
         record = replace(record, epoch=len(self.history) + 1, seconds=time.perf_counter() - self.start)
