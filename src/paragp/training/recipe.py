@@ -51,8 +51,17 @@ class Recipe:
     learning_rate: float
     rates: dict[str, float]  # shares of it by the start of a parameter's name
     schedule: Callable[[float], float]
-    steps: int  # of the optimizer that a training aims at
+    steps: Callable[[int], float]  # of the optimizer that a training on so many rows aims at
     epochs: tuple[int, int]  # fewest and most
+
+
+def by_rows(n: int) -> float:
+    """Steps for n rows: more rows hold more to learn, up to what a user waits for.
+
+    >>> [by_rows(n) for n in (100, 10_000, 40_000, 10_000_000)]
+    [450.0, 500.0, 3000.0, 3000.0]
+    """
+    return min(3000.0, max(450.0, 500 * (n / 10_000) ** 1.5))
 
 
 # Variances that sharpen before the mean has learned let it give up on what is hard: inducing points move fastest.
@@ -61,11 +70,11 @@ SLOWLY = {"kernel": 0.6, "likelihood": 0.6, "family.S": 0.6}
 RECIPES = {
     "auto": Recipe(
         kernel_rows=1000, kernel_iterations=60, solves=True,
-        learning_rate=0.05, rates=SLOWLY, schedule=cosine, steps=450, epochs=(50, 100),
+        learning_rate=0.05, rates=SLOWLY, schedule=cosine, steps=by_rows, epochs=(10, 100),
     ),
     "adam": Recipe(  # the paper's
         kernel_rows=0, kernel_iterations=0, solves=False,
-        learning_rate=0.01, rates={}, schedule=steps, steps=0, epochs=(400, 400),
+        learning_rate=0.01, rates={}, schedule=steps, steps=by_rows, epochs=(400, 400),
     ),
 }  # fmt: skip
 
@@ -91,7 +100,7 @@ class Settings:
         recipe = self.recipe
         batch_size = min(n, FULL_BATCH) if self.batch_size is None else self.batch_size
         low, high = recipe.epochs
-        automatic = min(high, max(low, round(recipe.steps / math.ceil(n / batch_size))))
+        automatic = min(high, max(low, round(recipe.steps(n) / math.ceil(n / batch_size))))
         return Config(
             epochs=automatic if self.epochs is None else self.epochs,
             batch_size=batch_size,
