@@ -7,16 +7,12 @@ import json
 import statistics
 from pathlib import Path
 
+from paragp.paper.reported import reported
+
 RESULTS = Path(__file__).parent / "results"
+METRICS = ("nll", "rmse", "crps")
 ORDER = ("map", "svgp", "gamma-robust", "od-svgp", "vfitc", "ppgpr-delta", "ppgpr-mf", "ppgpr-chol", "ppgpr-mfd")
 SETS = ("pol", "elevators", "bike", "kin40k", "keggdirected")
-PAPER = {  # PPGPR-MFD in the paper's table of all results
-    "pol": {"nll": -1.090, "rmse": 0.077, "crps": 0.040},
-    "elevators": {"nll": 0.368, "rmse": 0.361, "crps": 0.195},
-    "bike": {"nll": -1.426, "rmse": 0.060, "crps": 0.028},
-    "kin40k": {"nll": -1.284, "rmse": 0.126, "crps": 0.050},
-    "keggdirected": {"nll": -1.575, "rmse": 0.087, "crps": 0.031},
-}
 
 
 def load(name: str) -> dict:
@@ -93,12 +89,12 @@ def quality_table(methods: tuple[str, ...] = ("ppgpr-mfd", "svgp", "catboost", "
     """NLL, RMSE, CRPS and seconds, means over the splits that were run, beside the paper's PPGPR-MFD."""
     runs, lines = quality_runs(), []
     for name in SETS:
-        paper = [f"{PAPER[name][metric]:.3f}" for metric in ("nll", "rmse", "crps")]
+        paper = [f"{reported()[name, 'ppgpr-mfd', metric].mean:.3f}" for metric in METRICS]
         lines.append([name, "the paper's PPGPR-MFD", "10", *paper, ""])
         for method in methods:
             found = runs.get((name, method), [])
             if found:
-                means = [statistics.mean(run[key] for run in found) for key in ("nll", "rmse", "crps", "seconds")]
+                means = [statistics.mean(run[key] for run in found) for key in (*METRICS, "seconds")]
                 nll, rmse, crps, seconds = means
                 scores = [f"{nll:.3f}", f"{rmse:.4f}", f"{crps:.4f}", f"{seconds:.0f}"]
                 lines.append([name, f"`{method}`", str(len(found)), *scores])
