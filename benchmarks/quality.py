@@ -25,7 +25,7 @@ from paragp.atomic import writing
 from paragp.data.datasets import FLOOR, Split, load, split
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
-from paragp.metrics import crps, nll, rmse
+from paragp.metrics import crps, nll, noise_fraction, rmse
 from paragp.predictive import PredictiveDistribution
 from paragp.training.recipe import RECIPES, Settings, new_model, train
 
@@ -46,7 +46,8 @@ def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
     curve, paused, start = [], 0.0, time.perf_counter()
 
     def score(model: ParametricGP) -> dict[str, float]:
-        return scores(model.predict(test_rows.x), test_rows.y.double().numpy())
+        dist = model.predict(test_rows.x)
+        return scores(dist, test_rows.y.double().numpy()) | {"noise_fraction": noise_fraction(dist)}
 
     def watch(record) -> None:
         nonlocal paused

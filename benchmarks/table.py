@@ -10,6 +10,7 @@ from pathlib import Path
 from paragp.paper.reported import reported
 
 RESULTS = Path(__file__).parent / "results"
+BASELINES = Path(__file__).parent / "baselines"
 METRICS = ("nll", "rmse", "crps")
 ORDER = ("map", "svgp", "gamma-robust", "od-svgp", "vfitc", "ppgpr-delta", "ppgpr-mf", "ppgpr-chol", "ppgpr-mfd")
 SETS = ("pol", "elevators", "bike", "kin40k", "keggdirected")
@@ -86,7 +87,10 @@ def quality_runs() -> dict[tuple[str, str], list[dict]]:
 
 
 def quality_table(methods: tuple[str, ...] = ("ppgpr-mfd", "svgp", "catboost", "ngboost")) -> str:
-    """NLL, RMSE, CRPS and seconds, means over the splits that were run, beside the paper's PPGPR-MFD."""
+    """NLL, RMSE, CRPS and seconds, means over the splits that were run, beside the paper's PPGPR-MFD.
+
+    Seconds are of the runs that had the machine to themselves: those on all of its threads.
+    """
     runs, lines = quality_runs(), []
     for name in SETS:
         paper = [f"{reported()[name, 'ppgpr-mfd', metric].mean:.3f}" for metric in METRICS]
@@ -94,12 +98,46 @@ def quality_table(methods: tuple[str, ...] = ("ppgpr-mfd", "svgp", "catboost", "
         for method in methods:
             found = runs.get((name, method), [])
             if found:
-                means = [statistics.mean(run[key] for run in found) for key in (*METRICS, "seconds")]
-                nll, rmse, crps, seconds = means
-                scores = [f"{nll:.3f}", f"{rmse:.4f}", f"{crps:.4f}", f"{seconds:.0f}"]
+                nll, rmse, crps = (statistics.mean(run[key] for run in found) for key in METRICS)
+                alone = [run["seconds"] for run in found if run["machine"]["threads"] == run["machine"]["cores"]]
+                seconds = f"{statistics.mean(alone):.0f}" if alone else "-"
+                scores = [f"{nll:.3f}", f"{rmse:.4f}", f"{crps:.4f}", seconds]
                 lines.append([name, f"`{method}`", str(len(found)), *scores])
     return markdown(["data set", "method", "splits", "NLL", "RMSE", "CRPS", "seconds"], lines, words=2)
 
 
+def soonest_table(method: str = "ppgpr-mfd") -> str:
+    """When each side reached the NLL at which GPyTorch ended; split 0, of the sets that both were run on."""
+    lines = []
+    for name in SETS:
+        file = BASELINES / f"gpytorch-{method}-{name}.json"
+        runs = [run for run in quality_runs().get((name, method), []) if run["split"] == 0 and run["curve"]]
+        if not file.exists() or not runs:
+            continue
+        peer = json.loads(file.read_text(encoding="utf-8"))
+        ended, timing = peer["curve"][-1], peer["timing"]
+        theirs = timing["start_seconds"] + ended["epoch"] * timing["epoch_seconds"]
+        ours = next((point["seconds"] for point in runs[0]["curve"] if point["nll"] <= ended["nll"]), None)
+        found = ["never", ""] if ours is None else [f"{ours:.0f} s", f"{theirs / ours:.0f}"]
+        scores = [f"{scores[metric]:.3f}" for scores in (ended, runs[0]) for metric in METRICS]
+        lines.append([name, str(ended["epoch"]), *scores[:3], f"{theirs:.0f} s", *found, *scores[3:]])
+    columns = ["data set", "GPyTorch's epochs", "its NLL", "RMSE", "CRPS", "after", "ours as low after", "ratio"]
+    return markdown([*columns, "our NLL", "RMSE", "CRPS"], lines)
+
+
+def methods_table() -> str:
+    """NLL of every method, means over the splits that were run, and the paper's in brackets."""
+    runs, lines = quality_runs(), []
+    for method in ORDER:
+        cells = []
+        for name in SETS:
+            found = [run["nll"] for run in runs.get((name, method), [])]
+            ours = f"{statistics.mean(found):.3f}" if found else "-"
+            cells.append(f"{ours} ({reported()[name, method, 'nll'].mean:.3f})")
+        lines.append([f"`{method}`", *cells])
+    return markdown(["NLL (the paper's)", *SETS], lines)
+
+
 if __name__ == "__main__":
-    print(step_table(), predict_table(), growth_table(), precision_table(), quality_table(), sep="\n\n")
+    tables = (step_table, predict_table, growth_table, precision_table, quality_table, soonest_table, methods_table)
+    print(*(table() for table in tables), sep="\n\n")
