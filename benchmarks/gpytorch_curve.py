@@ -20,10 +20,10 @@ import torch
 from peers import PEERS, PeerGP
 
 from paragp.atomic import writing
-from paragp.data.datasets import FLOOR, Table, load, split
+from paragp.data.datasets import load, split
 from paragp.data.rows import Data, batches
 from paragp.gp.methods import METHODS
-from paragp.metrics import crps, nll, rmse
+from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
 from paragp.training.inducing import kmeans
 from paragp.training.loop import DECAY, MILESTONES
@@ -35,10 +35,6 @@ BATCH, M, SEED, RATE = 1000, 1000, 0, 0.01
 
 def place(name: str, method: str) -> pathlib.Path:
     return FOLDER / f"gpytorch-{method}-{name}.json"
-
-
-def tensors(table: Table) -> Data:
-    return Data(*(torch.from_numpy(part).float() for part in table))
 
 
 class Peer:
@@ -76,8 +72,8 @@ class Peer:
             parts = [self.likelihood(self.model(x)) for x in test.x.split(500)]
             mean = torch.cat([part.mean.reshape(-1) for part in parts]).double().numpy()
             var = torch.cat([part.variance.reshape(-1) for part in parts]).double().numpy()
-        dist = PredictiveDistribution(mean, var, 0.0).floored(FLOOR)
-        return {metric.__name__: metric(dist, test.y.double().numpy()) for metric in (nll, rmse, crps)}
+            noise = float(self.likelihood.noise)
+        return scores(PredictiveDistribution(mean, (var - noise).clip(0), noise), test.y.double().numpy())
 
     def state(self) -> dict:
         parts = ("model", "likelihood", "optimizer", "schedule")

@@ -18,14 +18,13 @@ import time
 
 import gpytorch_curve
 import machine
-import numpy as np
 import torch
 
 from paragp.atomic import writing
-from paragp.data.datasets import FLOOR, Split, load, split
+from paragp.data.datasets import Split, load, split
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
-from paragp.metrics import crps, nll, noise_fraction, rmse
+from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
 from paragp.training.recipe import RECIPES, Settings, new_model, train
 
@@ -34,20 +33,15 @@ SETS = "pol,elevators,bike,kin40k,keggdirected"
 TREES, PATIENCE = 2000, 50
 
 
-def scores(dist: PredictiveDistribution, y: np.ndarray) -> dict[str, float]:
-    return {metric.__name__: metric(dist.floored(FLOOR), y) for metric in (nll, rmse, crps)}
-
-
 def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
     """One training with the library's defaults; its test scores after each epoch, the clock stopped meanwhile."""
-    train_rows, test_rows, valid_rows = (gpytorch_curve.tensors(part) for part in parts)
+    train_rows, test_rows, valid_rows = (tensors(part) for part in parts)
     generator = torch.Generator().manual_seed(options.seed)
     settings = Settings(METHODS[method], n_inducing=options.M, recipe=RECIPES[options.recipe], beta=options.beta)
     curve, paused, start = [], 0.0, time.perf_counter()
 
     def score(model: ParametricGP) -> dict[str, float]:
-        dist = model.predict(test_rows.x)
-        return scores(dist, test_rows.y.double().numpy()) | {"noise_fraction": noise_fraction(dist)}
+        return scores(model.predict(test_rows.x), test_rows.y.double().numpy())
 
     def watch(record) -> None:
         nonlocal paused

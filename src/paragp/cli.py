@@ -21,7 +21,7 @@ from paragp.artefact import check_destination, load, plain, read_config
 from paragp.atomic import check_place, writing
 from paragp.data.files import check_columns, column_names_of, read_batches, read_table, some, writing_table
 from paragp.estimator import FULL_BATCH
-from paragp.paper import toy
+from paragp.paper import commands, toy
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 UsageError: Any = typer.BadParameter.__base__  # click's, which typer may bring along under another name
@@ -48,6 +48,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Calibrated uncertainty for regression on large tables.",
 )
+
+
+app.add_typer(commands.app, name="paper")
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,82 @@
+"""`paragp paper`: the paper's comparison from the command line."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paragp.gp.methods import METHODS
+from paragp.paper import protocol, uci
+from paragp.paper.protocol import BASELINES, PROFILES
+from paragp.paper.tables import tables as make_tables
+from paragp.paper.tables import write as write_tables
+
+app = typer.Typer(no_args_is_help=True, help="Rebuild the paper: its runs, tables and figures beside its numbers.")
+
+ProfileName = Annotated[str, typer.Option(help=f"How far to go: {', '.join(PROFILES)}.")]
+Folder = Annotated[Path, typer.Option(help="Where the runs are kept.", file_okay=False)]
+
+
+@app.command()
+def run(
+    profile: ProfileName = "smoke",
+    datasets: Annotated[str | None, typer.Option(help="Comma-separated; the profile's if left out.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Comma-separated; all if left out.")] = None,
+    splits: Annotated[str | None, typer.Option(help="Comma-separated; the profile's if left out.")] = None,
+    shard: Annotated[str, typer.Option(help="Part i of k of the grid, such as 2/4.")] = "1/1",
+    results: Folder = Path("results"),
+) -> None:
+    """Do the runs that are missing; stop and start it as you like.
+
+    `smoke` takes a minute on data that comes with scikit-learn; `lite` is the paper's comparison with our default
+    recipe; `full` is the paper's protocol to the letter and takes weeks. Example: paragp paper run --profile smoke
+    """
+    chosen = PROFILES[_profile(profile)]
+    names = _words(methods, (*METHODS, *BASELINES), "method")
+    wanted = range(chosen.splits) if splits is None else _numbers(splits)
+    specs = chosen.specs(profile, datasets.split(",") if datasets else chosen.datasets, names, wanted)
+    specs = protocol.sharded(specs, shard)
+    folder = results / profile
+    left = protocol.missing(specs, folder)
+    typer.echo(f"{len(specs)} runs, {len(specs) - len(left)} of them done before; results in {folder}.")
+    failures = protocol.run(left, folder, uci.execute)
+    for name, reason in failures.items():
+        typer.echo(f"Failed: {name}: {reason}", err=True)
+    if failures:
+        raise typer.Exit(1)
+    typer.echo(f"{len(left)} runs done.")
+
+
+@app.command()
+def tables(profile: ProfileName = "smoke", results: Folder = Path("results")) -> None:
+    """Ranks and scores of the runs that are done, beside the paper's: Markdown, CSV and LaTeX.
+
+    Example: paragp paper tables --profile lite
+    """
+    folder = results / _profile(profile) / "tables"
+    found = make_tables(folder.parent, profile)
+    write_tables(found, folder)
+    typer.echo("\n\n".join(table.markdown() for table in found))
+    typer.echo(f"\nAlso as CSV and LaTeX in {folder}.")
+
+
+def _profile(name: str) -> str:
+    if name not in PROFILES:
+        raise ValueError(f"There is no profile {name!r}. Profiles: {', '.join(PROFILES)}.")
+    return name
+
+
+def _words(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    if text is None:
+        return known
+    found = tuple(text.split(","))
+    unknown = [word for word in found if word not in known]
+    if unknown:
+        raise ValueError(f"There is no {what} {unknown[0]!r}. Known: {', '.join(known)}.")
+    return found
+
+
+def _numbers(text: str) -> list[int]:
+    if not all(word.isdecimal() for word in text.split(",")):
+        raise ValueError(f"Splits are whole numbers from 0 with commas between, such as 0,1; got {text!r}.")
+    return [int(word) for word in text.split(",")]

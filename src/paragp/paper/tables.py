@@ -1,0 +1,218 @@
+"""The paper's tables from the runs that are done, beside the numbers that it printed.
+
+Ranks (Tables 1 and 2) are taken within each split and averaged; the paper's are recomputed from its printed means on
+the same data sets, so that they compare. A method's run of a split is the one with the best validation NLL, where its
+grid was searched by separate runs.
+"""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import rankdata
+
+from paragp.atomic import writing
+from paragp.gp.methods import METHODS
+from paragp.paper.protocol import PAPERS, read
+from paragp.paper.reported import reported
+
+METRICS = ("nll", "rmse", "crps")
+COMPARED = ("map", "gamma-robust", "svgp", "od-svgp", "vfitc", "ppgpr-mfd")  # Table 1
+ABLATION = ("map", "svgp", "ppgpr-delta", "ppgpr-mf", "ppgpr-chol", "ppgpr-mfd")  # Table 2
+LABELS = {name: method.label for name, method in METHODS.items()} | {"exact": "Exact", "raissi": "Raissi et al."}
+
+
+class Results:
+    """Test scores by data set, method and split."""
+
+    def __init__(self, runs: Iterable[dict[str, Any]]) -> None:
+        best: dict[tuple[str, str, int], dict[str, Any]] = {}
+        for run in runs:
+            spec = run["spec"]
+            key = spec["dataset"], spec["method"], spec["split"]
+            if key not in best or run["valid"]["nll"] < best[key]["valid"]["nll"]:
+                best[key] = run
+        self.runs = best
+
+    @property
+    def datasets(self) -> list[str]:
+        """In the paper's order, then others."""
+        found = {dataset for dataset, _, _ in self.runs}
+        return [name for name in PAPERS if name in found] + sorted(found - {*PAPERS})
+
+    def splits(self, dataset: str, methods: Sequence[str]) -> list[int]:
+        """The splits of a data set that all of these methods were run on."""
+        found = [{k for name, other, k in self.runs if (name, other) == (dataset, method)} for method in methods]
+        return sorted(set.intersection(*found)) if found else []
+
+    def score(self, dataset: str, method: str, k: int, metric: str) -> float:
+        return float(self.runs[dataset, method, k]["scores"][metric])
+
+    def scores(self, dataset: str, method: str, metric: str) -> list[float]:
+        """Over the splits that were run."""
+        return [self.score(dataset, method, k, metric) for k in self.splits(dataset, [method])]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, column heads and cells; `best` are the places of cells to be set in bold."""
+
+    name: str
+    caption: str
+    columns: list[str]
+    rows: list[list[str]]
+    best: frozenset[tuple[int, int]] = frozenset()
+
+    def markdown(self) -> str:
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        lines = [
+            self.columns,
+            rule,
+            *([self._cell(i, j, "**{}**") for j in range(len(row))] for i, row in self._rows()),
+        ]
+        return "\n".join([self.caption, "", *(f"| {' | '.join(line)} |" for line in lines)])
+
+    def latex(self) -> str:
+        heads = " & ".join(_escaped(column) for column in self.columns)
+        lines = [
+            " & ".join(self._cell(i, j, r"\textbf{{{}}}", _escaped) for j in range(len(row))) + r" \\"
+            for i, row in self._rows()
+        ]
+        return "\n".join([
+            r"\begin{table}", rf"\caption{{{_escaped(self.caption)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", rf"{heads} \\ \hline", *lines,
+            r"\end{tabular}", r"\end{table}",
+        ])  # fmt: skip
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        return text.getvalue().rstrip("\n")
+
+    def _rows(self) -> Iterable[tuple[int, list[str]]]:
+        return enumerate(self.rows)
+
+    def _cell(self, i: int, j: int, bold: str, escape: Any = str) -> str:
+        text = escape(self.rows[i][j])
+        return bold.format(text) if (i, j) in self.best else text
+
+
+def _escaped(text: str) -> str:
+    for letter, command in {"γ": r"$\gamma$", "δ": r"$\delta$", "±": r"$\pm$", "_": r"\_", "%": r"\%"}.items():
+        text = text.replace(letter, command)
+    return text
+
+
+def ranks(results: Results, methods: Sequence[str], metric: str) -> dict[str, float]:
+    """A method's mean rank, 1 is best, over all splits of all data sets that each of the methods was run on."""
+    found = [
+        rankdata([results.score(dataset, method, k, metric) for method in methods])
+        for dataset in results.datasets
+        for k in results.splits(dataset, methods)
+    ]
+    if not found:
+        return {}
+    return {method: statistics.mean(row[i] for row in found) for i, method in enumerate(methods)}
+
+
+def papers_ranks(datasets: Iterable[str], methods: Sequence[str], metric: str) -> dict[str, float]:
+    """The same from the paper's printed means, on these data sets."""
+    printed = reported()
+    found = [
+        rankdata([printed[dataset, method, metric].mean for method in methods])
+        for dataset in datasets
+        if all((dataset, method, metric) in printed for method in methods)
+    ]
+    return {method: statistics.mean(row[i] for row in found) for i, method in enumerate(methods)} if found else {}
+
+
+def rank_table(name: str, results: Results, methods: Sequence[str], profile: str) -> Table:
+    """Table 1 or 2: mean ranks by metric, ours and the paper's on the same sets."""
+    datasets = [dataset for dataset in results.datasets if results.splits(dataset, methods)]
+    splits = sum(len(results.splits(dataset, methods)) for dataset in datasets)
+    ours = {metric: ranks(results, methods, metric) for metric in METRICS}
+    papers = {metric: papers_ranks(datasets, methods, metric) for metric in METRICS}
+    rows = [
+        [
+            LABELS[method],
+            *(_number(found.get(method), 2) for metric in METRICS for found in (ours[metric], papers[metric])),
+        ]
+        for method in methods
+    ]
+    best = frozenset(
+        (methods.index(min(found, key=found.__getitem__)), 1 + 2 * i) for i, found in enumerate(ours.values()) if found
+    )
+    caption = (
+        f"Mean ranks over {splits} splits of {', '.join(datasets) or 'no data set'} (profile {profile}); 1 is best. "
+        "Beside ours the paper's, recomputed from its printed means on the same data sets."
+    )
+    columns = ["method", *(head for metric in METRICS for head in (metric.upper(), "paper"))]
+    return Table(name, caption, columns, rows, best)
+
+
+def complete_table(results: Results, profile: str) -> Table:
+    """Every score with its standard error over splits, best in bold, and the paper's mean."""
+    methods = [method for method in LABELS if any(key[1] == method for key in results.runs)]
+    rows: list[list[str]] = []
+    best: set[tuple[int, int]] = set()
+    for dataset in results.datasets:
+        lowest = {
+            metric: min(
+                (method for method in methods if results.scores(dataset, method, metric)),
+                key=lambda method: statistics.mean(results.scores(dataset, method, metric)),
+            )
+            for metric in METRICS
+        }
+        for method in methods:
+            if not (count := len(results.splits(dataset, [method]))):
+                continue
+            row = [dataset, LABELS[method], str(count)]
+            for metric in METRICS:
+                if lowest[metric] == method:
+                    best.add((len(rows), len(row)))
+                printed = reported().get((dataset, method, metric))
+                row += [_with_error(results.scores(dataset, method, metric)), _number(printed and printed.mean, 3)]
+            rows.append(row)
+    caption = f"Test scores (profile {profile}), standardised: mean ± standard error over splits, and the paper's mean."
+    columns = ["data set", "method", "splits", *(head for metric in METRICS for head in (metric.upper(), "paper"))]
+    return Table("complete", caption, columns, rows, frozenset(best))
+
+
+def tables(folder: Path, profile: str) -> list[Table]:
+    """All tables of a folder of runs."""
+    results = Results(read(folder))
+    if not results.runs:
+        raise ValueError(f"There are no runs in {folder}. Make some with: paragp paper run --profile {profile}")
+    return [
+        rank_table("table1", results, COMPARED, profile),
+        rank_table("table2", results, ABLATION, profile),
+        complete_table(results, profile),
+    ]
+
+
+def write(found: Iterable[Table], folder: Path) -> list[Path]:
+    """Each table as Markdown, CSV and LaTeX."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for table in found:
+        for suffix, text in (("md", table.markdown()), ("csv", table.csv()), ("tex", table.latex())):
+            files.append(folder / f"{table.name}.{suffix}")
+            with writing(files[-1]) as part:
+                part.write_text(text + "\n", encoding="utf-8")
+    return files
+
+
+def _with_error(values: list[float]) -> str:
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:.3f}"
+    return f"{mean:.3f} ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

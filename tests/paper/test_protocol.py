@@ -1,0 +1,102 @@
+"""The grid of runs: what it holds, that it goes on where it was stopped, and what it says of failures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paragp import METHODS
+from paragp.paper import protocol
+from paragp.paper.protocol import BASELINES, PAPERS, PROFILES, Spec, missing, run, sharded
+
+
+def grid(profile, methods=(*METHODS, *BASELINES)):
+    chosen = PROFILES[profile]
+    return chosen.specs(profile, chosen.datasets, methods, range(chosen.splits))
+
+
+def test_the_full_profile_is_the_papers():
+    specs = grid("full")
+    assert {spec.dataset for spec in specs} == {*PAPERS}
+    assert len({spec.name for spec in specs}) == len(specs)
+    by_method = {method: [spec for spec in specs if spec.method == method] for method in METHODS}
+    for name, method in METHODS.items():
+        assert len(by_method[name]) == 12 * 10 * len(method.beta) * max(1, len(method.gamma)), name
+        assert {spec.recipe for spec in by_method[name]} == {"adam"}
+        assert {spec.M for spec in by_method[name]} == {1000}
+    batches = {spec.dataset: (spec.batch_size, spec.epochs) for spec in by_method["svgp"]}
+    assert batches["houseelectric"] == (10_000, 200)
+    assert batches["buzz"] == batches["song"] == batches["3droad"] == (10_000, 400)
+    assert batches["pol"] == (None, 400)  # the recipe's 1000 rows
+    assert {spec.split for spec in specs if spec.method == "exact"} == {0, 1, 2}
+
+
+def test_lite_searches_within_a_run():
+    specs = grid("lite")
+    assert all(spec.beta is None and spec.recipe == "auto" and spec.epochs is None for spec in specs)
+    assert len(specs) == 5 * 2 * 11
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", ""])
+def test_a_wrong_shard_is_refused(shard):
+    with pytest.raises(ValueError, match="A shard is i/k"):
+        sharded([], shard)
+
+
+def test_shards_are_all_of_it_once():
+    specs = grid("lite")
+    parts = [sharded(specs, f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(spec.name for part in parts for spec in part) == sorted(spec.name for spec in specs)
+
+
+SPECS = [Spec("smoke", "diabetes", method, 0, 5, "auto", epochs=1) for method in ("map", "svgp", "exact")]
+
+
+def test_what_is_done_is_not_done_again_and_a_failure_keeps_nothing_else(tmp_path):
+    called = []
+
+    def execute(spec):
+        called.append(spec.method)
+        if spec.method == "svgp":
+            raise OSError("the disk is away")
+        return {"scores": {"nll": 1.0}}
+
+    assert run(SPECS, tmp_path, execute) == {"diabetes-svgp-0": "OSError: the disk is away"}
+    assert [spec.method for spec in missing(SPECS, tmp_path)] == ["svgp"]
+    run(SPECS, tmp_path, execute)
+    assert called == ["map", "svgp", "exact", "svgp"]
+    found = json.loads((tmp_path / "diabetes-map-0.json").read_text())
+    assert found["spec"]["method"] == "map"
+    assert found["scores"] == {"nll": 1.0}
+    assert json.loads((tmp_path / "timing" / "diabetes-map-0.json").read_text())["seconds"] >= 0
+    assert [run["spec"]["method"] for run in protocol.read(tmp_path)] == ["exact", "map"]
+
+
+WORDS = [sys.executable, "-m", "paragp", "paper", "run", "--methods", "map,svgp,ppgpr-mfd,exact,raissi"]
+
+
+def finished(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (folder / "smoke").glob("*.json")}
+
+
+def test_a_grid_that_was_killed_ends_with_the_same_files(tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    through, broken = tmp_path / "through", tmp_path / "broken"
+    subprocess.run([*WORDS, "--results", through], check=True, env=environment, capture_output=True)
+    for enough in (2, 6):
+        process = subprocess.Popen([*WORDS, "--results", broken], env=environment, stdout=subprocess.DEVNULL)
+        while process.poll() is None and len(finished(broken)) < enough:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert enough <= len(finished(broken)) < 10
+    done = subprocess.run([*WORDS, "--results", broken], check=True, env=environment, capture_output=True, text=True)
+    assert "of them done before" in done.stdout
+    assert len(finished(through)) == 10
+    assert finished(broken) == finished(through)
+    assert not list(broken.rglob("*.part*"))

@@ -1,0 +1,93 @@
+"""Ranks and scores from runs, and the paper's beside them."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from paragp.paper.protocol import PAPERS
+from paragp.paper.tables import (
+    ABLATION,
+    COMPARED,
+    Results,
+    complete_table,
+    papers_ranks,
+    rank_table,
+    ranks,
+    tables,
+    write,
+)
+
+
+def made(dataset, method, split, nll, valid=0.0, beta=None):
+    spec = {"dataset": dataset, "method": method, "split": split, "beta": beta}
+    scores = {"nll": nll, "rmse": 2 * nll, "crps": -nll}
+    return {"spec": spec, "scores": scores, "valid": {"nll": valid}}
+
+
+RUNS = [
+    made("pol", "map", 0, 3.0), made("pol", "svgp", 0, 2.0), made("pol", "exact", 0, 1.0),
+    made("pol", "map", 1, 1.0), made("pol", "svgp", 1, 2.0), made("pol", "exact", 1, 3.0),
+    made("bike", "map", 0, 3.0), made("bike", "svgp", 0, 2.5), made("bike", "exact", 0, 2.0),
+    made("bike", "map", 1, 7.0),
+]  # fmt: skip
+
+
+def test_ranks_are_taken_within_splits_that_all_methods_have():
+    found = ranks(Results(RUNS), ["map", "svgp", "exact"], "nll")
+    assert found == pytest.approx({"map": (3 + 1 + 3) / 3, "svgp": 2.0, "exact": (1 + 3 + 1) / 3})
+    assert ranks(Results(RUNS), ["map", "vfitc"], "nll") == {}
+
+
+def test_the_run_with_the_best_validation_score_counts():
+    runs = [made("pol", "svgp", 0, 9.0, valid=1.0, beta=0.1), made("pol", "svgp", 0, 5.0, valid=0.5, beta=1.0)]
+    assert Results(runs).scores("pol", "svgp", "nll") == Results(runs[::-1]).scores("pol", "svgp", "nll") == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("methods", "metric", "method", "printed"),
+    [
+        (COMPARED, "nll", "ppgpr-mfd", 1.17),
+        (COMPARED, "crps", "ppgpr-mfd", 1.02),
+        (ABLATION, "nll", "ppgpr-chol", 1.59),
+    ],
+)
+def test_the_papers_ranks_are_near_those_it_printed(methods, metric, method, printed):
+    """Its ranks are per split, these are of its means: a few tenths apart."""
+    assert papers_ranks(PAPERS, methods, metric)[method] == pytest.approx(printed, abs=0.35)
+
+
+def test_the_best_is_bold_and_standard_errors_are_of_splits():
+    table = complete_table(Results(RUNS), "lite")
+    first = dict(zip(table.columns[:4], table.rows[0][:4], strict=True))
+    assert first == {"data set": "pol", "method": "MAP", "splits": "2", "NLL": "2.000 ± 1.000"}
+    assert table.rows[0][4] == "-0.615"  # the paper's
+    bold = {(table.rows[i][0], table.rows[i][1], table.columns[j]) for i, j in table.best}
+    assert ("bike", "Exact", "NLL") in bold
+    assert ("bike", "MAP", "CRPS") in bold
+    assert len(bold) == 6
+
+
+def test_formats_say_the_same():
+    table = rank_table("table1", Results(RUNS), ["map", "svgp", "exact"], "lite")
+    assert "over 3 splits of pol, bike (profile lite)" in table.caption
+    cells = list(csv.reader(io.StringIO(table.csv())))
+    assert cells == [table.columns, *table.rows]
+    assert table.markdown().count("\n| ") == len(cells) + 1
+    assert "**1.67**" in table.markdown()
+    assert r"\textbf{1.67}" in table.latex()
+    assert r"$\gamma$-Robust" in rank_table("table1", Results(RUNS), ["gamma-robust"], "lite").latex()
+
+
+def test_tables_of_a_folder(tmp_path):
+    with pytest.raises(ValueError, match="There are no runs in"):
+        tables(tmp_path, "lite")
+    for i, run in enumerate(RUNS):
+        (tmp_path / f"{i}.json").write_text(json.dumps(run))
+    found = tables(tmp_path, "lite")
+    files = write(found, tmp_path / "tables")
+    assert {file.name for file in files} == {
+        f"{name}.{end}" for name in ("table1", "table2", "complete") for end in ("md", "csv", "tex")
+    }
+    assert (tmp_path / "tables" / "complete.md").read_text() == found[2].markdown() + "\n"
