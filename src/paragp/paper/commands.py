@@ -7,6 +7,7 @@ import typer
 
 from paragp.gp.methods import METHODS
 from paragp.paper import protocol, uci
+from paragp.paper.figures import figures as make_figures
 from paragp.paper.protocol import BASELINES, PROFILES
 from paragp.paper.tables import tables as make_tables
 from paragp.paper.tables import write as write_tables
@@ -58,6 +59,20 @@ def tables(profile: ProfileName = "smoke", results: Folder = Path("results")) ->
     write_tables(found, folder)
     typer.echo("\n\n".join(table.markdown() for table in found))
     typer.echo(f"\nAlso as CSV and LaTeX in {folder}.")
+
+
+@app.command()
+def figures(
+    profile: ProfileName = "smoke",
+    results: Folder = Path("results"),
+    growth: Annotated[Path | None, typer.Option(help="The file that benchmarks/step.py --growth made.")] = None,
+) -> None:
+    """The paper's figures from the runs that are done, as PNG and SVG.
+
+    Example: paragp paper figures --profile lite
+    """
+    for file in make_figures(results / _profile(profile), growth):
+        typer.echo(str(file))
 
 
 def _profile(name: str) -> str:

@@ -1,0 +1,211 @@
+"""The paper's figures from the runs that are done: vector and PNG, one colour per method everywhere.
+
+scores      Figs of NLL, RMSE, CRPS and noise share: a panel per data set, a dot per method with its standard error
+in_sample   Fig exact_gp_in_sample: exact GP, SVGP and PPGPR on draws from a periodic and a Matérn prior
+robustness  the effect of beta_reg between 0 and 1
+cost        seconds and memory of a training step against M and B
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+
+from paragp.atomic import writing
+from paragp.data.rows import Data
+from paragp.gp.exact import fit_exact
+from paragp.gp.kernels import covariance, make_kernel
+from paragp.gp.linalg import cholesky
+from paragp.gp.methods import METHODS
+from paragp.paper.protocol import BASELINES, read
+from paragp.paper.reported import reported
+from paragp.paper.tables import ABLATION, COMPARED, LABELS, Results
+from paragp.training.recipe import Settings, train
+
+COLOURS = {  # told apart in print and by colour-blind readers
+    "map": "#999999", "svgp": "#0072b2", "gamma-robust": "#56b4e9", "od-svgp": "#009e73", "vfitc": "#cc79a7",
+    "ppgpr-delta": "#f0c040", "ppgpr-mf": "#e69f00", "ppgpr-chol": "#8a3b12", "ppgpr-mfd": "#d55e00",
+    "exact": "#000000", "raissi": "#7a5195",
+}  # fmt: skip
+TITLES = {"nll": "NLL", "rmse": "RMSE", "crps": "CRPS", "noise_fraction": "noise share of the variance"}
+METRICS = ("nll", "rmse", "crps")
+PANELS = 3  # in a row
+
+
+def figure(rows: int, columns: int, *, width: float = 3.1, height: float = 2.5) -> tuple[Any, Any]:
+    """An empty figure and its axes (rows, columns), in a style for print."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    FigureCanvasAgg(made)
+    axes = made.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    return made, axes
+
+
+def save(made: Any, folder: Path, name: str) -> list[Path]:
+    """As PNG and SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    for file in files:
+        with writing(file) as part:
+            made.savefig(part, dpi=150, format=file.suffix[1:])
+    return files
+
+
+def scores(results: Results, methods: Sequence[str], metric: str) -> Any:
+    """A dot per method with its standard error, in a panel per data set; hollow: what the paper printed."""
+    datasets = [name for name in results.datasets if any(results.splits(name, [method]) for method in methods)]
+    columns = min(PANELS, len(datasets))
+    made, axes = figure(math.ceil(len(datasets) / columns), columns)
+    for axis in axes.flat[len(datasets) :]:
+        axis.set_visible(False)
+    for axis, dataset in zip(axes.flat, datasets, strict=False):
+        for i, method in enumerate(methods):
+            values = results.scores(dataset, method, metric)
+            if values:
+                error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+                axis.errorbar(
+                    i, statistics.mean(values), error, fmt="o", color=COLOURS[method], capsize=3, markersize=5
+                )
+            printed = reported().get((dataset, method, metric))
+            if printed is not None:
+                axis.plot(i, printed.mean, "o", markerfacecolor="none", color=COLOURS[method], markersize=8, alpha=0.6)
+        axis.set_title(dataset, loc="left", fontsize=10)
+        axis.set_xticks(range(len(methods)), [LABELS[method] for method in methods], rotation=45, ha="right")
+        axis.set_xlim(-0.5, len(methods) - 0.5)
+        axis.grid(axis="y", alpha=0.3)
+    made.supylabel(TITLES[metric], fontsize=9)
+    return made
+
+
+ByBeta = dict[str, dict[float, dict[str, list[float]]]]  # data set, beta_reg, metric: scores of the splits
+
+
+def robustness(results: ByBeta) -> Any:
+    """Scores of PPGPR-MFD against beta_reg, each less its mean over the values; by data set."""
+    made, axes = figure(1, len(METRICS))
+    for axis, metric in zip(axes.flat, METRICS, strict=True):
+        for dataset, by_beta in results.items():
+            betas = sorted(by_beta)
+            means = [statistics.mean(by_beta[beta][metric]) for beta in betas]
+            base = statistics.mean(means)
+            relative = [100 * (mean / base - 1) if metric != "nll" else mean - base for mean in means]
+            axis.plot(range(len(betas)), relative, "o-", markersize=4, linewidth=1, label=dataset)
+            axis.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
+        axis.set_xlabel("$\\beta_{\\rm reg}$", fontsize=9)
+        axis.set_title(f"{TITLES[metric]}, {'nats' if metric == 'nll' else '%'} from the mean", loc="left", fontsize=9)
+        axis.grid(axis="y", alpha=0.3)
+    axes[0, 0].legend(frameon=False, fontsize=7)
+    return made
+
+
+def cost(growth: list[dict[str, Any]]) -> Any:
+    """Seconds and memory of a training step, from benchmarks/step.py --growth."""
+    shown = [row for row in growth if row["variable"] in ("M", "B")]
+    made, axes = figure(2, 2)
+    for row in shown:
+        j = ("M", "B").index(row["variable"])
+        for axis, key in zip(axes[:, j], ("seconds", "extra_mb"), strict=True):
+            style = {"color": COLOURS[row["method"]], "label": LABELS[row["method"]], "markersize": 4, "linewidth": 1}
+            axis.loglog(row["sizes"], row[key], "o-", **style)
+    for j, variable in enumerate(("M", "B")):
+        axes[1, j].set_xlabel(variable)
+        axes[0, j].set_ylabel("seconds a step", fontsize=8)
+        axes[1, j].set_ylabel("MB beyond the model", fontsize=8)
+    axes[0, 0].legend(frameon=False, fontsize=7)
+    return made
+
+
+# --- in-sample comparison ---
+
+ROWS, POINTS, EPOCHS, EXACT_STEPS = 200, 50, 200, 100
+NOISE = 0.05  # deviation of the noise on the draws
+SHOWN = 0.6  # of the range, for the periodic draw: beyond, it is extrapolated
+COMPARED_IN_SAMPLE = ("exact", "svgp", "ppgpr-mfd")
+
+
+def priors() -> dict[str, Kernel]:
+    """The kernels of the draws: lengthscale .1, or period .2, and outputscale 1."""
+    found = {name: make_kernel(name, 1).double() for name in ("periodic", "matern52")}
+    found["periodic"].base_kernel.period_length = 0.2
+    found["matern52"].base_kernel.lengthscale = 0.1
+    for kernel in found.values():
+        kernel.outputscale = 1.0
+    return found
+
+
+def drawn(kernel: Kernel, generator: torch.Generator) -> Data:
+    """Noisy rows of a function from a GP prior on [0, 1]."""
+    x = torch.linspace(0, 1, ROWS, dtype=torch.float64)[:, None]
+    with torch.no_grad():
+        f = cholesky(covariance(kernel, x, x)) @ torch.randn(ROWS, generator=generator, dtype=torch.float64)
+    return Data(x, f + NOISE * torch.randn(ROWS, generator=generator, dtype=torch.float64))
+
+
+def fitted(method: str, kernel: str, rows: Data, *, epochs: int, seed: int) -> Any:
+    """A model of these rows, by the default recipe."""
+    generator = torch.Generator().manual_seed(seed)
+    if method == "exact":
+        return fit_exact(kernel, rows.x, rows.y, generator=generator, iterations=EXACT_STEPS)
+    settings = Settings(METHODS[method], kernel, n_inducing=POINTS, epochs=epochs)
+    return train(settings, rows, generator=generator).model
+
+
+def in_sample(*, seed: int = 0, epochs: int = EPOCHS) -> Any:
+    """Fig exact_gp_in_sample: rows are priors, columns are models; two deviations of y shaded."""
+    kernels = priors()
+    made, axes = figure(len(kernels), len(COMPARED_IN_SAMPLE), height=2.2)
+    for line, (name, kernel) in zip(axes, kernels.items(), strict=True):
+        rows = drawn(kernel, torch.Generator().manual_seed(seed))
+        seen = rows.take(slice(round(SHOWN * ROWS) if name == "periodic" else ROWS))
+        for axis, method in zip(line, COMPARED_IN_SAMPLE, strict=True):
+            dist = fitted(method, name, seen, epochs=epochs, seed=seed).predict(rows.x)
+            x = rows.x[:, 0].numpy()
+            low, high = dist.mean - 2 * dist.std, dist.mean + 2 * dist.std
+            axis.fill_between(x, low, high, color=COLOURS[method], alpha=0.3, linewidth=0)
+            axis.plot(x, dist.mean, color=COLOURS[method], linewidth=1.2)
+            axis.plot(x, rows.y, ".", color="#bbbbbb", markersize=2)
+            axis.plot(seen.x[:, 0], seen.y, ".", color="black", markersize=2)
+            axis.set_title(f"{LABELS[method]}, {name}", loc="left", fontsize=9)
+    return made
+
+
+# --- all of them ---
+
+
+def figures(folder: Path, growth: Path | None = None) -> list[Path]:
+    """Every figure that the runs in a folder allow, under `figures/`."""
+    results, place = Results(read(folder)), folder / "figures"
+    files: list[Path] = []
+    for metric in TITLES if results.runs else ():
+        for name, methods in (("", (*COMPARED, *BASELINES)), ("ablation-", ABLATION)):
+            if any(results.scores(dataset, method, metric) for dataset in results.datasets for method in methods):
+                files += save(scores(results, methods, metric), place, f"{name}{metric.replace('_', '-')}")
+    files += save(in_sample(), place, "in-sample")
+    by_beta = of_beta(read(folder))
+    if by_beta:
+        files += save(robustness(by_beta), place, "robustness")
+    if growth is not None:
+        files += save(cost(json.loads(growth.read_text(encoding="utf-8"))["growth"]), place, "cost")
+    return files
+
+
+def of_beta(runs: Iterable[dict[str, Any]]) -> ByBeta:
+    """Test scores of PPGPR-MFD by data set and beta_reg, for data sets with more than one value of it."""
+    found: ByBeta = {}
+    for run in runs:
+        spec = run["spec"]
+        if spec["method"] == "ppgpr-mfd" and spec["beta"] is not None:
+            scores = found.setdefault(spec["dataset"], {}).setdefault(spec["beta"], {})
+            for metric in METRICS:
+                scores.setdefault(metric, []).append(run["scores"][metric])
+    return {dataset: by_beta for dataset, by_beta in found.items() if len(by_beta) > 1}
