@@ -48,7 +48,7 @@ class Recipe:
     kernel_rows: int  # of the sample that the kernel starts from; 0: the kernel starts as it is
     kernel_iterations: int
     solves: bool  # whether the mean (and S', where it can be) is solved for after each epoch
-    learning_rate: float
+    learning_rate: Callable[[int], float]  # by the steps of a training
     rates: dict[str, float]  # shares of it by the start of a parameter's name
     schedule: Callable[[float], float]
     steps: Callable[[int], float]  # of the optimizer that a training on so many rows aims at
@@ -64,17 +64,26 @@ def by_rows(n: int) -> float:
     return min(3000.0, max(450.0, 500 * (n / 10_000) ** 1.5))
 
 
+def by_steps(steps: int) -> float:
+    """A learning rate that falls as the root of the steps: who takes more of them can take smaller ones.
+
+    >>> [f"{by_steps(steps):.3f}" for steps in (50, 500, 3000)]
+    ['0.050', '0.050', '0.020']
+    """
+    return 0.05 * min(1.0, 500 / steps) ** 0.5
+
+
 # Variances that sharpen before the mean has learned let it give up on what is hard: inducing points move fastest.
 SLOWLY = {"kernel": 0.6, "likelihood": 0.6, "family.S": 0.6}
 
 RECIPES = {
     "auto": Recipe(
         kernel_rows=1000, kernel_iterations=60, solves=True,
-        learning_rate=0.05, rates=SLOWLY, schedule=cosine, steps=by_rows, epochs=(10, 100),
+        learning_rate=by_steps, rates=SLOWLY, schedule=cosine, steps=by_rows, epochs=(10, 100),
     ),
     "adam": Recipe(  # the paper's
         kernel_rows=0, kernel_iterations=0, solves=False,
-        learning_rate=0.01, rates={}, schedule=steps, steps=by_rows, epochs=(400, 400),
+        learning_rate=lambda _: 0.01, rates={}, schedule=steps, steps=by_rows, epochs=(400, 400),
     ),
 }  # fmt: skip
 
@@ -99,12 +108,13 @@ class Settings:
         """The loop's settings for n rows."""
         recipe = self.recipe
         batch_size = min(n, FULL_BATCH) if self.batch_size is None else self.batch_size
-        low, high = recipe.epochs
-        automatic = min(high, max(low, round(recipe.steps(n) / math.ceil(n / batch_size))))
+        batches, (low, high) = math.ceil(n / batch_size), recipe.epochs
+        epochs = min(high, max(low, round(recipe.steps(n) / batches))) if self.epochs is None else self.epochs
+        rate = recipe.learning_rate(epochs * batches) if self.learning_rate is None else self.learning_rate
         return Config(
-            epochs=automatic if self.epochs is None else self.epochs,
+            epochs=epochs,
             batch_size=batch_size,
-            learning_rate=recipe.learning_rate if self.learning_rate is None else self.learning_rate,
+            learning_rate=rate,
             schedule=recipe.schedule,
             rates=recipe.rates,
         )
