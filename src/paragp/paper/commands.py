@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paragp.data.datasets import present
 from paragp.gp.methods import METHODS
 from paragp.paper import protocol, uci
 from paragp.paper.figures import figures as make_figures
@@ -73,6 +74,18 @@ def figures(
     """
     for file in make_figures(results / _profile(profile), growth):
         typer.echo(str(file))
+
+
+@app.command()
+def datasets() -> None:
+    """The paper's data sets: how large, what is predicted, and where each is.
+
+    A set that is nowhere is downloaded by the first run that needs it. Example: paragp paper datasets
+    """
+    for dataset, place in present():
+        where = f"downloaded when needed from {dataset.urls[0]}" if place is None else str(place)
+        typer.echo(f"{dataset.name:<15} {dataset.rows:>9,} x {dataset.inputs:<3}  {dataset.target}")
+        typer.echo(f"{'':<15} {where}")
 
 
 def _profile(name: str) -> str:

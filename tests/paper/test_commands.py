@@ -1,0 +1,58 @@
+"""`paragp paper` as a user types it."""
+
+import pytest
+from typer.testing import CliRunner
+
+from paragp.cli import app
+
+
+def paragp(*words):
+    return CliRunner().invoke(app, ["paper", *map(str, words)])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--profile", "huge"], "There is no profile 'huge'. Profiles: smoke, lite, full"),
+        (["run", "--methods", "map,none"], "There is no method 'none'. Known: map, svgp"),
+        (["run", "--splits", "0,x"], "Splits are whole numbers from 0"),
+        (["run", "--shard", "3/2"], "A shard is i/k with i from 1 to k"),
+        (["tables"], "There are no runs in"),
+    ],
+)
+def test_wrong_words_are_answered_in_a_sentence(words, said, tmp_path):
+    done = paragp(*words, "--results", tmp_path)
+    assert done.exit_code != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_table_is_a_failure_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARAGP_DATA", str(tmp_path))
+    done = paragp(
+        "run", "--datasets", "nowhere", "--methods", "map", "--splits", "0", "--results", tmp_path / "results"
+    )
+    assert done.exit_code == 1
+    assert "Failed: nowhere-map-0: " in done.stderr
+
+
+def test_a_run_is_done_once_and_gives_tables(tmp_path):
+    words = ("--methods", "map,svgp", "--splits", "0", "--results", tmp_path)
+    assert "2 runs, 0 of them done before" in paragp("run", *words).stdout
+    assert "2 runs, 2 of them done before" in paragp("run", *words).stdout
+    done = paragp("tables", "--results", tmp_path)
+    assert "| diabetes | SVGP | 1 |" in done.stdout
+    assert (tmp_path / "smoke" / "tables" / "complete.tex").exists()
+
+
+def test_data_sets_are_listed_with_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARAGP_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "uci").mkdir()
+    (tmp_path / "uci" / "pol.parquet").touch()
+    lines = paragp("datasets").stdout.splitlines()
+    assert len(lines) == 24
+    assert lines[0].split()[:4] == ["pol", "15,000", "x", "26"]
+    assert lines[1].strip() == str(tmp_path / "uci" / "pol.parquet")
+    assert "downloaded when needed from https://" in lines[3]

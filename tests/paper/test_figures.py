@@ -1,0 +1,83 @@
+"""The figures show what the runs hold."""
+
+import json
+
+import numpy as np
+import pytest
+
+from paragp.paper import figures
+from paragp.paper.figures import COLOURS, cost, figure, in_sample, of_beta, robustness, save, scores
+from paragp.paper.tables import COMPARED, LABELS, Results
+
+
+def made(dataset, method, split, nll, beta=None):
+    spec = {"dataset": dataset, "method": method, "split": split, "beta": beta}
+    values = {"nll": nll, "rmse": 1 + nll, "crps": 2 + nll, "noise_fraction": 0.5}
+    return {"spec": spec, "scores": values, "valid": {"nll": nll}}
+
+
+RUNS = [
+    made(dataset, method, k, i + k) for dataset in ("pol", "bike") for i, method in enumerate(COMPARED) for k in (0, 1)
+]
+
+
+def test_every_method_has_a_colour_of_its_own():
+    assert set(COLOURS) == set(LABELS)
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_dots_are_means_over_splits_beside_the_papers():
+    drawn = scores(Results(RUNS), COMPARED, "nll")
+    panels = [axis for axis in drawn.axes if axis.get_visible()]
+    assert [panel.get_title(loc="left") for panel in panels] == ["pol", "bike"]
+    means = [container.lines[0].get_ydata()[0] for container in panels[0].containers]
+    np.testing.assert_allclose(means, [i + 0.5 for i in range(len(COMPARED))])
+    hollow = [line.get_ydata()[0] for line in panels[0].lines if line.get_markerfacecolor() == "none"]
+    assert hollow[-1] == -1.09  # PPGPR-MFD on pol in the paper
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == [LABELS[method] for method in COMPARED]
+
+
+def test_robustness_is_told_by_beta():
+    runs = [made("pol", "ppgpr-mfd", k, beta + k, beta) for beta in (0.0, 0.05, 1.0) for k in (0, 1)]
+    found = of_beta([*runs, made("bike", "ppgpr-mfd", 0, 1.0, 0.05), made("pol", "svgp", 0, 1.0, 0.1)])
+    assert {dataset: sorted(by_beta) for dataset, by_beta in found.items()} == {"pol": [0.0, 0.05, 1.0]}
+    assert found["pol"][0.05]["nll"] == [0.05, 1.05]
+    line = robustness(found).axes[0].lines[0]
+    np.testing.assert_allclose(line.get_ydata(), np.array([0.0, 0.05, 1.0]) - 0.35, atol=1e-12)
+
+
+def test_cost_is_drawn_against_points_and_rows():
+    rows = [
+        {"method": "ppgpr-mfd", "variable": variable, "sizes": [10, 20], "seconds": [1.0, 2.0], "extra_mb": [3.0, 4.0]}
+        for variable in ("M", "B", "d")
+    ]
+    axes = cost(rows).axes
+    assert [list(axis.lines[0].get_ydata()) for axis in axes] == [[1.0, 2.0], [1.0, 2.0], [3.0, 4.0], [3.0, 4.0]]
+    assert [axis.get_xlabel() for axis in axes[2:]] == ["M", "B"]
+
+
+def test_in_sample_has_a_panel_per_prior_and_model():
+    drawn = in_sample(epochs=2)
+    titles = [axis.get_title(loc="left") for axis in drawn.axes]
+    assert titles == [
+        f"{LABELS[method]}, {prior}" for prior in ("periodic", "matern52") for method in ("exact", "svgp", "ppgpr-mfd")
+    ]
+    seen = [len(axis.lines[-1].get_xdata()) for axis in drawn.axes]
+    assert seen == [120] * 3 + [200] * 3  # the periodic draw is extrapolated
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_files_are_whole(suffix, tmp_path):
+    (file,) = [file for file in save(figure(1, 1)[0], tmp_path, "empty") if file.suffix == f".{suffix}"]
+    content = file.read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    assert b"IEND" in content or content.rstrip().endswith(b"</svg>")
+
+
+def test_all_figures_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "in_sample", lambda: figure(1, 1)[0])
+    for i, run in enumerate([*RUNS, made("pol", "ppgpr-mfd", 0, 1.0, 0.0), made("pol", "ppgpr-mfd", 0, 1.0, 1.0)]):
+        (tmp_path / f"{i}.json").write_text(json.dumps(run))
+    names = {file.stem for file in figures.figures(tmp_path)}
+    metrics = ("nll", "rmse", "crps", "noise-fraction")
+    assert names == {"in-sample", "robustness", *metrics, *(f"ablation-{metric}" for metric in metrics)}
