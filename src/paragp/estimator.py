@@ -85,7 +85,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         "auto" starts from the exact GP of a sample and solves for the mean between epochs; "adam" is the paper's
         training, 400 epochs of Adam at .01.
     max_epochs, batch_size, learning_rate : number or "auto"
-        "auto" takes epochs and batches by the number of rows, and the recipe's learning rate.
+        "auto" takes them by the number of rows: more steps, and smaller ones, for larger tables.
     early_stopping : bool or "auto"
         Stop when the validation NLL has not improved for `n_iter_no_change` epochs. "auto": from 30 rows on. The model
         with the best validation NLL is kept.
