@@ -74,7 +74,7 @@ def by_steps(steps: int) -> float:
 
 
 # Variances that sharpen before the mean has learned let it give up on what is hard: inducing points move fastest.
-SLOWLY = {"kernel": 0.6, "likelihood": 0.6, "family.S": 0.6}
+SLOWLY = {"kernel": 0.5, "likelihood": 0.6, "family.S": 0.6}
 
 RECIPES = {
     "auto": Recipe(
