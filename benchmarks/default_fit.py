@@ -3,7 +3,7 @@
     python benchmarks/default_fit.py --json
     python benchmarks/default_fit.py --recipe adam --json     # the paper's 400 epochs, to compare with
 
-A seeded table of 20 inputs, 15 of which say nothing; scores are on fresh rows, in units of the target's deviation,
+A seeded table of 20 inputs, 14 of which say nothing; scores are on fresh rows, in units of the target's deviation,
 beside those of the distribution that made them.
 """
 

@@ -3,9 +3,10 @@
     PARAGP_DATA=... python benchmarks/gpytorch_curve.py pol
 
 One file per data set and method under baselines/, with machine and date; a run that was stopped goes on where it was.
-Same inducing points, batches, start and split as ours: k-means, M points, Adam at .01, dropped tenfold at half and at
-three quarters of the epochs. The scores do not depend on what else the machine does, the seconds do: they are the
-median of a few epochs timed by `--time`, with nothing else running, times the epoch.
+As the paper trained: k-means, M points, batches of a thousand, Adam at .01 that drops tenfold at half and at three
+quarters of the epochs, the first beta_reg of the grid (.05 for PPGPR), and the last epoch's state, without validation
+rows. The scores do not depend on what else the machine does, the seconds do: they are the median of a few epochs timed
+by `--time`, with nothing else running, times the epoch.
 """
 
 import argparse
@@ -85,7 +86,7 @@ class Peer:
         self.generator.set_state(state["generator"])
 
 
-def run(name: str, method: str, epochs: int, last: int) -> dict:
+def run(name: str, method: str, epochs: int, last: int, *, anew: bool = False) -> dict:
     """The curve up to epoch `last` of a training of `epochs`, stored after each score."""
     parts = [tensors(part) for part in split(load(name), 0)]
     train, test = parts[0], parts[1]
@@ -96,12 +97,14 @@ def run(name: str, method: str, epochs: int, last: int) -> dict:
     }  # fmt: skip
     file, saved = place(name, method), place(name, method).with_suffix(".pt")
     done = 0
-    if file.exists() and saved.exists():
+    if file.exists() and saved.exists() and not anew:
         state = torch.load(saved, weights_only=True)
         peer.restore(state)
         done = state["epoch"]
         found |= json.loads(file.read_text(encoding="utf-8"))
         found["curve"] = [point for point in found["curve"] if point["epoch"] <= done]
+    elif file.exists() and not anew:
+        raise FileExistsError(f"{file} is there, but not the state to go on from ({saved.name}). --rerun starts anew.")
     for epoch in range(done + 1, last + 1):
         peer.epoch()
         if epoch not in SCORED and epoch != last:
@@ -129,6 +132,17 @@ def timing(name: str, method: str, epochs: int) -> None:
     print(name, found["timing"])
 
 
+def by_seconds(found: dict) -> list[dict]:
+    """The curve's scores with the seconds at which they were reached."""
+    if "timing" not in found:
+        name = found["dataset"]
+        raise ValueError(
+            f"The curve of {name} was not timed. Run, with nothing beside: gpytorch_curve.py {name} --time"
+        )
+    first, each = found["timing"]["start_seconds"], found["timing"]["epoch_seconds"]
+    return [point | {"seconds": first + point["epoch"] * each} for point in found["curve"]]
+
+
 def store(found: dict) -> None:
     with writing(place(found["dataset"], found["method"])) as file:
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -140,13 +154,14 @@ def main() -> None:
     parser.add_argument("--method", default="ppgpr-mfd", choices=list(PEERS))
     parser.add_argument("--epochs", type=int, default=400, help="that the learning rate's schedule is made for")
     parser.add_argument("--last", type=int, help="the epoch to stop at, if not the end")
+    parser.add_argument("--rerun", action="store_true", help="from the first epoch, over the stored curve")
     parser.add_argument("--time", action="store_true", help="time three epochs instead")
     options = parser.parse_args()
     for name in options.datasets:
         if options.time:
             timing(name, options.method, options.epochs)
         else:
-            run(name, options.method, options.epochs, options.last or options.epochs)
+            run(name, options.method, options.epochs, options.last or options.epochs, anew=options.rerun)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
     PARAGP_DATA=... python benchmarks/quality.py --datasets pol --methods ppgpr-mfd --splits 0 --json
     PARAGP_DATA=... python benchmarks/quality.py --datasets pol --peer gpytorch --plot curves.png
 
+`--peer gpytorch` compares split 0 alone: its curve is of that split, at beta_reg = .05, without validation rows.
+
 Protocol: 15:3:2 rows for training, test and validation, standardised by the training rows, M = 1000 points for mean and
 variance each, predicted deviations floored at .01 before NLL and CRPS, for all. A run is one JSON file under
 results/quality/ and is not repeated while that file is there (`--rerun` does). Our seconds run from the call that makes
@@ -31,6 +33,7 @@ from paragp.training.recipe import RECIPES, Settings, new_model, train
 FOLDER = pathlib.Path(__file__).parent / "results" / "quality"
 SETS = "pol,elevators,bike,kin40k,keggdirected"
 TREES, PATIENCE = 2000, 50
+DEFAULTS = {"recipe": "auto", "M": 1000, "beta": None, "seed": 0}  # other values stand in a run's name
 
 
 def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
@@ -96,11 +99,15 @@ PEERS = {"catboost": catboost, "ngboost": ngboost}
 
 
 def run(name: str, method: str, k: int, options: argparse.Namespace) -> dict:
-    """A run, from its file if it has one."""
-    label = method if options.recipe == "auto" or method in PEERS else f"{method}-{options.recipe}"
-    file = pathlib.Path(options.folder) / f"{name}-{label}-{k}.json"
+    """A run, from its file if it has one that serves."""
+    wanted = {"recipe": options.recipe, "M": options.M, "beta": options.beta, "seed": options.seed}
+    given = {key: value for key, value in wanted.items() if value != DEFAULTS[key]} if method not in PEERS else {}
+    words = [name, method, str(k), *(f"{key}={value}" for key, value in given.items())]
+    file = pathlib.Path(options.folder) / f"{'-'.join(words)}.json"
     if file.exists() and not options.rerun:
-        return json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found.get("curve") or not options.curve or method in PEERS:
+            return found
     parts = split(load(name), k)
     found = {"dataset": name, "method": method, "recipe": options.recipe, "split": k, "seed": options.seed}
     found |= PEERS[method](parts, options) if method in PEERS else {"M": options.M, **ours(method, parts, options)}
@@ -119,12 +126,7 @@ def peer_curve(name: str, method: str, options: argparse.Namespace) -> list[dict
     if not file.exists():
         gpytorch_curve.run(name, method, options.peer_epochs, options.peer_epochs)
         gpytorch_curve.timing(name, method, options.peer_epochs)
-    found = json.loads(file.read_text(encoding="utf-8"))
-    timing = found["timing"]
-    return [
-        point | {"seconds": timing["start_seconds"] + point["epoch"] * timing["epoch_seconds"]}
-        for point in found["curve"]
-    ]
+    return gpytorch_curve.by_seconds(json.loads(file.read_text(encoding="utf-8")))
 
 
 def reached(curve: list[dict], target: float) -> float | None:
@@ -171,8 +173,8 @@ def main() -> None:
     parser.add_argument("--datasets", default=SETS)
     parser.add_argument("--methods", default="ppgpr-mfd", help="rows of the registry, catboost, ngboost")
     parser.add_argument("--splits", default="0,1,2")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--M", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=DEFAULTS["seed"])
+    parser.add_argument("--M", type=int, default=DEFAULTS["M"])
     parser.add_argument("--beta", type=float, help="of the regulariser; without it the grid is searched")
     parser.add_argument("--recipe", default="auto", choices=list(RECIPES))
     parser.add_argument("--curve", action="store_true", help="score the test rows after each epoch")
@@ -198,7 +200,7 @@ def main() -> None:
                     f"{row['crps']:.4f}   {row['seconds']:6.1f} s",
                     flush=True,
                 )
-                if options.peer == "gpytorch" and row.get("curve"):
+                if options.peer == "gpytorch" and k == "0" and method in gpytorch_curve.PEERS:
                     compare(row, options)
     if options.json:
         print(json.dumps({"machine": machine.describe(), "rows": rows}))

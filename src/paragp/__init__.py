@@ -12,7 +12,7 @@ Map, from the mathematics up:
 - `paragp.data`: tables to matrices (`tables`), tables in files (`files`), rows to mini-batches (`rows`);
 - `paragp.estimator`: `ParametricGPRegressor`, the scikit-learn face; `paragp.checks` is what it asks of its settings
   and targets, `paragp.fitted` what it learns, and `paragp.artefact` writes that to a folder and reads it back;
-- `paragp.paper`: what regenerates the paper, here its first figure; `paragp.cli`: the command line.
+- `paragp.paper`: what regenerates the paper, its runs, tables and figures; `paragp.cli`: the command line.
 """
 
 from paragp.data.rows import Data

@@ -87,8 +87,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     max_epochs, batch_size, learning_rate : number or "auto"
         "auto" takes them by the number of rows: more steps, and smaller ones, for larger tables.
     early_stopping : bool or "auto"
-        Stop when the validation NLL has not improved for `n_iter_no_change` epochs. "auto": from 30 rows on. The model
-        with the best validation NLL is kept.
+        Stop when the validation NLL has not improved for `n_iter_no_change` epochs, and keep the model that had the
+        best. "auto": from 30 rows on, with recipe="auto". Without it the last epoch's model is kept.
     validation_fraction : float
         Share of rows held out for validation where no `X_val` is passed, but at least 20 rows up to a third of them
         unless `early_stopping=True`. "exact" and "fitc" hold out none.
@@ -273,7 +273,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             epochs=_given(self.max_epochs, int),
             batch_size=_given(self.batch_size, int),
             learning_rate=_given(self.learning_rate, float),
-            patience=self.n_iter_no_change if self.early_stopping else None,
+            early_stopping=None if isinstance(self.early_stopping, str) else bool(self.early_stopping),
+            patience=self.n_iter_no_change,
             recipe=RECIPES[self.recipe],
         )
         most = total_epochs(settings, len(data.y), validation is not None)

@@ -17,7 +17,10 @@ def paragp(*words):
         (["run", "--methods", "map,none"], "There is no method 'none'. Known: map, svgp"),
         (["run", "--splits", "0,x"], "Splits are whole numbers from 0"),
         (["run", "--shard", "3/2"], "A shard is i/k with i from 1 to k"),
+        (["run", "--datasets", "nowhere"], "There is no data set 'nowhere'. Known: pol, elevators"),
+        (["run", "--methods", "exact", "--splits", "7"], "That leaves nothing to run."),
         (["tables"], "There are no runs in"),
+        (["figures"], "There are no runs in"),
     ],
 )
 def test_wrong_words_are_answered_in_a_sentence(words, said, tmp_path):
@@ -28,17 +31,18 @@ def test_wrong_words_are_answered_in_a_sentence(words, said, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_table_is_a_failure_that_is_named(tmp_path, monkeypatch):
+def test_a_damaged_table_is_found_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setenv("PARAGP_DATA", str(tmp_path))
-    done = paragp(
-        "run", "--datasets", "nowhere", "--methods", "map", "--splits", "0", "--results", tmp_path / "results"
-    )
-    assert done.exit_code == 1
-    assert "Failed: nowhere-map-0: " in done.stderr
+    (tmp_path / "uci").mkdir()
+    (tmp_path / "uci" / "pol.parquet").write_bytes(b"PAR1")
+    done = paragp("run", "--datasets", "pol", "--methods", "map", "--splits", "0", "--results", tmp_path / "results")
+    assert done.exit_code == 2
+    assert "pol.parquet" in done.stderr
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_run_is_done_once_and_gives_tables(tmp_path):
-    words = ("--methods", "map,svgp", "--splits", "0", "--results", tmp_path)
+    words = ("--methods", "map,svgp,map", "--splits", "0,0", "--results", tmp_path)
     assert "2 runs, 0 of them done before" in paragp("run", *words).stdout
     assert "2 runs, 2 of them done before" in paragp("run", *words).stdout
     done = paragp("tables", "--results", tmp_path)

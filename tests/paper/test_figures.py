@@ -39,7 +39,14 @@ def test_dots_are_means_over_splits_beside_the_papers():
 
 def test_robustness_is_told_by_beta():
     runs = [made("pol", "ppgpr-mfd", k, beta + k, beta) for beta in (0.0, 0.05, 1.0) for k in (0, 1)]
-    found = of_beta([*runs, made("bike", "ppgpr-mfd", 0, 1.0, 0.05), made("pol", "svgp", 0, 1.0, 0.1)])
+    found = of_beta(
+        [
+            *runs,
+            made("pol", "ppgpr-mfd", 2, 9.0, 0.05),
+            made("bike", "ppgpr-mfd", 0, 1.0, 0.05),
+            made("pol", "svgp", 0, 1.0, 0.1),
+        ]
+    )
     assert {dataset: sorted(by_beta) for dataset, by_beta in found.items()} == {"pol": [0.0, 0.05, 1.0]}
     assert found["pol"][0.05]["nll"] == [0.05, 1.05]
     line = robustness(found).axes[0].lines[0]
@@ -78,6 +85,6 @@ def test_all_figures_of_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "in_sample", lambda: figure(1, 1)[0])
     for i, run in enumerate([*RUNS, made("pol", "ppgpr-mfd", 0, 1.0, 0.0), made("pol", "ppgpr-mfd", 0, 1.0, 1.0)]):
         (tmp_path / f"{i}.json").write_text(json.dumps(run))
-    names = {file.stem for file in figures.figures(tmp_path)}
+    names = {file.stem for file in figures.figures(tmp_path, "lite")}
     metrics = ("nll", "rmse", "crps", "noise-fraction")
     assert names == {"in-sample", "robustness", *metrics, *(f"ablation-{metric}" for metric in metrics)}

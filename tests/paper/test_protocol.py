@@ -1,18 +1,22 @@
 """The grid of runs: what it holds, that it goes on where it was stopped, and what it says of failures."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paragp import METHODS
+from paragp.data.datasets import DATASETS
 from paragp.paper import protocol
-from paragp.paper.protocol import BASELINES, PAPERS, PROFILES, Spec, missing, run, sharded
+from paragp.paper.protocol import BASELINES, PROFILES, Spec, missing, run, sharded
+from paragp.paper.uci import settings
 
 
 def grid(profile, methods=(*METHODS, *BASELINES)):
@@ -22,7 +26,7 @@ def grid(profile, methods=(*METHODS, *BASELINES)):
 
 def test_the_full_profile_is_the_papers():
     specs = grid("full")
-    assert {spec.dataset for spec in specs} == {*PAPERS}
+    assert {spec.dataset for spec in specs} == {*DATASETS}
     assert len({spec.name for spec in specs}) == len(specs)
     by_method = {method: [spec for spec in specs if spec.method == method] for method in METHODS}
     for name, method in METHODS.items():
@@ -33,7 +37,11 @@ def test_the_full_profile_is_the_papers():
     assert batches["houseelectric"] == (10_000, 200)
     assert batches["buzz"] == batches["song"] == batches["3droad"] == (10_000, 400)
     assert batches["pol"] == (None, 400)  # the recipe's 1000 rows
-    assert {spec.split for spec in specs if spec.method == "exact"} == {0, 1, 2}
+    exact = {dataset: {s.split for s in specs if (s.method, s.dataset) == ("exact", dataset)} for dataset in DATASETS}
+    assert exact["pol"] == exact["slice"] == {0, 1, 2}
+    assert exact["3droad"] == exact["song"] == {0}
+    assert exact["buzz"] == exact["houseelectric"] == set()
+    assert not any(settings(spec).stops for spec in by_method["svgp"])  # all 400 epochs, and the last state
 
 
 def test_lite_searches_within_a_run():
@@ -57,19 +65,26 @@ def test_shards_are_all_of_it_once():
 SPECS = [Spec("smoke", "diabetes", method, 0, 5, "auto", epochs=1) for method in ("map", "svgp", "exact")]
 
 
-def test_what_is_done_is_not_done_again_and_a_failure_keeps_nothing_else(tmp_path):
+def test_what_is_done_is_not_done_again_and_a_failure_keeps_nothing_else(tmp_path, capsys):
     called = []
 
     def execute(spec):
         called.append(spec.method)
         if spec.method == "svgp":
             raise OSError("the disk is away")
-        return {"scores": {"nll": 1.0}}
+        return {
+            "scores": {"nll": 1.0},
+            "valid": {"nll": math.nan if spec.method == "exact" and len(called) < 4 else 1.0},
+        }
 
-    assert run(SPECS, tmp_path, execute) == {"diabetes-svgp-0": "OSError: the disk is away"}
-    assert [spec.method for spec in missing(SPECS, tmp_path)] == ["svgp"]
+    assert run(SPECS, tmp_path, execute) == {
+        "diabetes-svgp-0": "OSError: the disk is away",
+        "diabetes-exact-0": "ArithmeticError: the nll on the validation rows is nan",
+    }
+    assert "Failed: diabetes-svgp-0: OSError: the disk is away" in capsys.readouterr().err
+    assert [spec.method for spec in missing(SPECS, tmp_path)] == ["svgp", "exact"]
     run(SPECS, tmp_path, execute)
-    assert called == ["map", "svgp", "exact", "svgp"]
+    assert called == ["map", "svgp", "exact", "svgp", "exact"]
     found = json.loads((tmp_path / "diabetes-map-0.json").read_text())
     assert found["spec"]["method"] == "map"
     assert found["scores"] == {"nll": 1.0}
@@ -77,11 +92,27 @@ def test_what_is_done_is_not_done_again_and_a_failure_keeps_nothing_else(tmp_pat
     assert [run["spec"]["method"] for run in protocol.read(tmp_path)] == ["exact", "map"]
 
 
+def test_a_file_of_another_spec_is_not_taken_for_done(tmp_path):
+    run(SPECS[:1], tmp_path, lambda spec: {"scores": {}, "valid": {}})
+    assert missing(SPECS[:1], tmp_path) == []
+    with pytest.raises(ValueError, match="was made with M = 5, and 50 is wanted"):
+        missing([replace(SPECS[0], M=50)], tmp_path)
+
+
+def test_files_that_are_being_written_are_no_runs(tmp_path):
+    run(SPECS[:1], tmp_path, lambda spec: {"scores": {}, "valid": {}})
+    (tmp_path / ".diabetes-svgp-0-1234abcd.json").write_text('{"spec": {"data')
+    assert len(list(protocol.read(tmp_path))) == 1
+    (tmp_path / "diabetes-svgp-0.json").write_text('{"spec": {"data')
+    with pytest.raises(ValueError, match=r"diabetes-svgp-0\.json is not a run's file"):
+        list(protocol.read(tmp_path))
+
+
 WORDS = [sys.executable, "-m", "paragp", "paper", "run", "--methods", "map,svgp,ppgpr-mfd,exact,raissi"]
 
 
 def finished(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in (folder / "smoke").glob("*.json")}
+    return {file.name: file.read_bytes() for file in (folder / "smoke").glob("[!.]*.json")}
 
 
 def test_a_grid_that_was_killed_ends_with_the_same_files(tmp_path):
@@ -99,4 +130,3 @@ def test_a_grid_that_was_killed_ends_with_the_same_files(tmp_path):
     assert "of them done before" in done.stdout
     assert len(finished(through)) == 10
     assert finished(broken) == finished(through)
-    assert not list(broken.rglob("*.part*"))

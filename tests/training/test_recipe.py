@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from paragp import METHODS, Data
+from paragp.gp.covariances import Zero
 from paragp.metrics import nll
 from paragp.training import recipe
 from paragp.training.loop import Config, Epoch, TrainingDivergedError
-from paragp.training.recipe import RECIPES, Settings, total_epochs, train, trials
+from paragp.training.recipe import RECIPES, Settings, new_model, total_epochs, train, trials
 from paragp.training.step import backward
 
 from cases import generator
@@ -123,12 +124,77 @@ def test_on_noise_the_start_is_kept_and_a_warm_start_is_not_undone():
     assert nll(slightly.model.predict(rows(seed=5).x), rows(seed=5).y.numpy()) == pytest.approx(min(before, after))
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_start_is_a_constant_unless_the_covariance_is_zero(name):
+    dist = new_model(settings(name), rows(), generator()).predict(rows(seed=5).x)
+    assert np.ptp(dist.mean) == 0
+    assert (np.ptp(dist.std) < 1e-6) == (METHODS[name].covariance is not Zero)
+
+
+def pretend(monkeypatch, gains, weights=None):
+    """Training that gains so much on each validation row: whether it is kept."""
+    data, validation = rows(), Data(*rows(n=len(gains), seed=5)[:2], weights)
+    settled = {"n": 0}
+
+    def densities(self):
+        settled["n"] += 1
+        return np.asarray(gains if settled["n"] == 1 else np.zeros(len(gains)))
+
+    monkeypatch.setattr(recipe._Best, "_log_densities", densities)
+    return train(settings(beta=0.05), data, validation, generator=generator()).best_epoch > 0
+
+
+def test_a_gain_must_exceed_its_standard_error(monkeypatch):
+    assert pretend(monkeypatch, [1.0, 1.2, 0.9, 1.1])
+    assert not pretend(monkeypatch, [1.0, -1.0, 1.0, -0.9])
+    assert not pretend(monkeypatch, [2.0, -1.0, 0.0])  # mean 1/3, error 0.88
+    copies = torch.full((3,), 20.0, dtype=torch.float64)
+    assert pretend(monkeypatch, [2.0, -1.0, 0.0], copies)  # error 0.16
+    assert pretend(monkeypatch, [-1.0])  # one row cannot tell
+
+
+def test_without_early_stopping_the_last_state_counts():
+    found = train(
+        settings(beta=0.05, epochs=20, learning_rate=0.5, early_stopping=False),
+        rows(),
+        rows(seed=5),
+        generator=generator(),
+    )
+    assert len(found.history) == found.best_epoch == 20
+    assert nll(found.model.predict(rows(seed=5).x), rows(seed=5).y.numpy()) == pytest.approx(
+        found.history[-1].validation["nll"]
+    )
+
+
+def test_a_value_that_cannot_be_trained_is_left_out_of_the_search(monkeypatch):
+    fit = recipe.fit
+
+    def failing(model, objective, data, config, **options):
+        if config.beta != 1.0:
+            raise TrainingDivergedError("it went wrong", step=1, parameter=None, history=[])
+        return fit(model, objective, data, config, **options)
+
+    monkeypatch.setattr(recipe, "fit", failing)
+    with pytest.warns(RuntimeWarning) as said:
+        found = train(settings(), rows(), rows(seed=5), generator=generator())
+    assert any("beta = 0.2 was left out of the search" in str(warning.message) for warning in said)
+    assert found.beta == 1.0
+    assert found.best_epoch > 0
+
+
+def test_copies_count_as_rows_for_the_first_value():
+    data = rows()
+    heavy = data._replace(weights=torch.full((60,), 100.0, dtype=torch.float64))
+    assert train(settings(epochs=1), data, generator=generator()).beta == 1.0
+    assert train(settings(epochs=1), heavy, generator=generator()).beta == 0.01
+
+
 def test_patience_ends_a_trial():
     found = train(
         settings(beta=0.05, epochs=200, learning_rate=0.5, patience=3), rows(), rows(seed=5), generator=generator()
     )
     assert len(found.history) == found.best_epoch + 3 < 200
-    unending = settings(beta=0.05, epochs=20, learning_rate=0.5, patience=None)
+    unending = settings(beta=0.05, epochs=20, learning_rate=0.5, early_stopping=False)
     assert len(train(unending, rows(), rows(seed=5), generator=generator()).history) == 20
 
 

@@ -1,11 +1,12 @@
 """`paragp paper`: the paper's comparison from the command line."""
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paragp.data.datasets import present
+from paragp.data.datasets import DATASETS, present
 from paragp.gp.methods import METHODS
 from paragp.paper import protocol, uci
 from paragp.paper.figures import figures as make_figures
@@ -35,16 +36,19 @@ def run(
     """
     chosen = PROFILES[_profile(profile)]
     names = _words(methods, (*METHODS, *BASELINES), "method")
+    tables = _words(datasets, chosen.datasets, "data set", (*DATASETS, *chosen.datasets))
     wanted = range(chosen.splits) if splits is None else _numbers(splits)
-    specs = chosen.specs(profile, datasets.split(",") if datasets else chosen.datasets, names, wanted)
-    specs = protocol.sharded(specs, shard)
+    specs = protocol.sharded(chosen.specs(profile, tables, names, wanted), shard)
+    if not specs:
+        raise ValueError("That leaves nothing to run. Ask for other methods, splits or a smaller number of shards.")
     folder = results / profile
     left = protocol.missing(specs, folder)
     typer.echo(f"{len(specs)} runs, {len(specs) - len(left)} of them done before; results in {folder}.")
+    for name in dict.fromkeys(spec.dataset for spec in left):
+        uci.table(name)  # fetched, or found to be missing, before anything is trained
     failures = protocol.run(left, folder, uci.execute)
-    for name, reason in failures.items():
-        typer.echo(f"Failed: {name}: {reason}", err=True)
     if failures:
+        typer.echo(f"{len(failures)} of {len(left)} runs failed: {', '.join(failures)}.", err=True)
         raise typer.Exit(1)
     typer.echo(f"{len(left)} runs done.")
 
@@ -72,7 +76,9 @@ def figures(
 
     Example: paragp paper figures --profile lite
     """
-    for file in make_figures(results / _profile(profile), growth):
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError('Figures need matplotlib. Install it with: pip install "paragp[report]"')
+    for file in make_figures(results / _profile(profile), profile, growth):
         typer.echo(str(file))
 
 
@@ -94,17 +100,18 @@ def _profile(name: str) -> str:
     return name
 
 
-def _words(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+def _words(text: str | None, default: tuple[str, ...], what: str, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Each of the words once."""
     if text is None:
-        return known
-    found = tuple(text.split(","))
-    unknown = [word for word in found if word not in known]
+        return default
+    found = tuple(dict.fromkeys(text.split(",")))
+    unknown = [word for word in found if word not in (known or default)]
     if unknown:
-        raise ValueError(f"There is no {what} {unknown[0]!r}. Known: {', '.join(known)}.")
+        raise ValueError(f"There is no {what} {unknown[0]!r}. Known: {', '.join(dict.fromkeys(known or default))}.")
     return found
 
 
 def _numbers(text: str) -> list[int]:
     if not all(word.isdecimal() for word in text.split(",")):
         raise ValueError(f"Splits are whole numbers from 0 with commas between, such as 0,1; got {text!r}.")
-    return [int(word) for word in text.split(",")]
+    return list(dict.fromkeys(int(word) for word in text.split(",")))

@@ -24,7 +24,7 @@ from paragp.gp.linalg import cholesky
 from paragp.gp.methods import METHODS
 from paragp.paper.protocol import BASELINES, read
 from paragp.paper.reported import reported
-from paragp.paper.tables import ABLATION, COMPARED, LABELS, Results
+from paragp.paper.tables import ABLATION, COMPARED, LABELS, Results, results_of
 from paragp.training.recipe import Settings, train
 
 COLOURS = {  # told apart in print and by colour-blind readers
@@ -83,7 +83,7 @@ def scores(results: Results, methods: Sequence[str], metric: str) -> Any:
         axis.set_xticks(range(len(methods)), [LABELS[method] for method in methods], rotation=45, ha="right")
         axis.set_xlim(-0.5, len(methods) - 0.5)
         axis.grid(axis="y", alpha=0.3)
-    made.supylabel(TITLES[metric], fontsize=9)
+    made.supylabel(f"{TITLES[metric]} (hollow: the paper's)", fontsize=9)
     return made
 
 
@@ -182,11 +182,11 @@ def in_sample(*, seed: int = 0, epochs: int = EPOCHS) -> Any:
 # --- all of them ---
 
 
-def figures(folder: Path, growth: Path | None = None) -> list[Path]:
+def figures(folder: Path, profile: str, growth: Path | None = None) -> list[Path]:
     """Every figure that the runs in a folder allow, under `figures/`."""
-    results, place = Results(read(folder)), folder / "figures"
+    results, place = results_of(folder, profile), folder / "figures"
     files: list[Path] = []
-    for metric in TITLES if results.runs else ():
+    for metric in TITLES:
         for name, methods in (("", (*COMPARED, *BASELINES)), ("ablation-", ABLATION)):
             if any(results.scores(dataset, method, metric) for dataset in results.datasets for method in methods):
                 files += save(scores(results, methods, metric), place, f"{name}{metric.replace('_', '-')}")
@@ -200,12 +200,18 @@ def figures(folder: Path, growth: Path | None = None) -> list[Path]:
 
 
 def of_beta(runs: Iterable[dict[str, Any]]) -> ByBeta:
-    """Test scores of PPGPR-MFD by data set and beta_reg, for data sets with more than one value of it."""
-    found: ByBeta = {}
+    """Test scores of PPGPR-MFD by data set and beta_reg, over the splits that all values of it were run on."""
+    found: dict[str, dict[float, dict[int, dict[str, float]]]] = {}
     for run in runs:
         spec = run["spec"]
         if spec["method"] == "ppgpr-mfd" and spec["beta"] is not None:
-            scores = found.setdefault(spec["dataset"], {}).setdefault(spec["beta"], {})
-            for metric in METRICS:
-                scores.setdefault(metric, []).append(run["scores"][metric])
-    return {dataset: by_beta for dataset, by_beta in found.items() if len(by_beta) > 1}
+            found.setdefault(spec["dataset"], {}).setdefault(spec["beta"], {})[spec["split"]] = run["scores"]
+    by_beta: ByBeta = {}
+    for dataset, values in found.items():
+        splits = sorted(set.intersection(*(set(scores) for scores in values.values())))
+        if len(values) > 1 and splits:
+            by_beta[dataset] = {
+                beta: {metric: [scores[k][metric] for k in splits] for metric in METRICS}
+                for beta, scores in values.items()
+            }
+    return by_beta

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 from scipy.stats import rankdata
 
 from paragp.atomic import writing
+from paragp.data.datasets import DATASETS
 from paragp.gp.methods import METHODS
-from paragp.paper.protocol import PAPERS, read
+from paragp.paper.protocol import PROFILES, read
 from paragp.paper.reported import reported
 
 METRICS = ("nll", "rmse", "crps")
@@ -28,22 +29,24 @@ LABELS = {name: method.label for name, method in METHODS.items()} | {"exact": "E
 
 
 class Results:
-    """Test scores by data set, method and split."""
+    """Test scores by data set, method and split; of a method's values only once all of them are there."""
 
-    def __init__(self, runs: Iterable[dict[str, Any]]) -> None:
-        best: dict[tuple[str, str, int], dict[str, Any]] = {}
+    def __init__(self, runs: Iterable[dict[str, Any]], needed: Callable[[str], int] = lambda method: 1) -> None:
+        found: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
         for run in runs:
             spec = run["spec"]
-            key = spec["dataset"], spec["method"], spec["split"]
-            if key not in best or run["valid"]["nll"] < best[key]["valid"]["nll"]:
-                best[key] = run
-        self.runs = best
+            found.setdefault((spec["dataset"], spec["method"], spec["split"]), []).append(run)
+        self.runs = {
+            key: min(values, key=lambda run: run["valid"]["nll"])
+            for key, values in found.items()
+            if len(values) >= needed(key[1])
+        }
 
     @property
     def datasets(self) -> list[str]:
         """In the paper's order, then others."""
         found = {dataset for dataset, _, _ in self.runs}
-        return [name for name in PAPERS if name in found] + sorted(found - {*PAPERS})
+        return [name for name in DATASETS if name in found] + sorted(found - {*DATASETS})
 
     def splits(self, dataset: str, methods: Sequence[str]) -> list[int]:
         """The splits of a data set that all of these methods were run on."""
@@ -149,7 +152,7 @@ def rank_table(name: str, results: Results, methods: Sequence[str], profile: str
     )
     caption = (
         f"Mean ranks over {splits} splits of {', '.join(datasets) or 'no data set'} (profile {profile}); 1 is best. "
-        "Beside ours the paper's, recomputed from its printed means on the same data sets."
+        "Beside ours the paper's, recomputed from its printed means on the same data sets as far as it has them."
     )
     columns = ["method", *(head for metric in METRICS for head in (metric.upper(), "paper"))]
     return Table(name, caption, columns, rows, best)
@@ -161,33 +164,37 @@ def complete_table(results: Results, profile: str) -> Table:
     rows: list[list[str]] = []
     best: set[tuple[int, int]] = set()
     for dataset in results.datasets:
-        lowest = {
-            metric: min(
-                (method for method in methods if results.scores(dataset, method, metric)),
-                key=lambda method: statistics.mean(results.scores(dataset, method, metric)),
-            )
-            for metric in METRICS
-        }
+        counts = {method: len(results.splits(dataset, [method])) for method in methods}
+        compared = [method for method in methods if counts[method] == max(counts.values())]  # on the same splits
         for method in methods:
-            if not (count := len(results.splits(dataset, [method]))):
+            if not (count := counts[method]):
                 continue
             row = [dataset, LABELS[method], str(count)]
             for metric in METRICS:
-                if lowest[metric] == method:
+                if method == min(compared, key=lambda m: statistics.mean(results.scores(dataset, m, metric))):
                     best.add((len(rows), len(row)))
                 printed = reported().get((dataset, method, metric))
                 row += [_with_error(results.scores(dataset, method, metric)), _number(printed and printed.mean, 3)]
             rows.append(row)
-    caption = f"Test scores (profile {profile}), standardised: mean ± standard error over splits, and the paper's mean."
+    caption = (
+        f"Test scores (profile {profile}), standardised: mean ± standard error over splits, and the paper's mean. "
+        "Bold: the best of those that have all splits."
+    )
     columns = ["data set", "method", "splits", *(head for metric in METRICS for head in (metric.upper(), "paper"))]
     return Table("complete", caption, columns, rows, frozenset(best))
 
 
-def tables(folder: Path, profile: str) -> list[Table]:
-    """All tables of a folder of runs."""
-    results = Results(read(folder))
+def results_of(folder: Path, profile: str) -> Results:
+    """What is done of a profile."""
+    results = Results(read(folder), lambda method: len(PROFILES[profile].values(method)))
     if not results.runs:
         raise ValueError(f"There are no runs in {folder}. Make some with: paragp paper run --profile {profile}")
+    return results
+
+
+def tables(folder: Path, profile: str) -> list[Table]:
+    """All tables of a folder of runs."""
+    results = results_of(folder, profile)
     return [
         rank_table("table1", results, COMPARED, profile),
         rank_table("table2", results, ABLATION, profile),

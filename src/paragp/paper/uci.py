@@ -1,6 +1,7 @@
 """A run of the comparison on univariate regression tables (Sec. Experiments): from a spec to test scores."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from paragp.metrics import METRICS
 from paragp.paper.protocol import Spec
 from paragp.paper.raissi import fit_raissi
 from paragp.predictive import PredictiveDistribution
-from paragp.training.loop import Epoch
 from paragp.training.recipe import RECIPES, Settings, train
 
 SCORES = ("nll", "rmse", "crps", "noise_fraction")
@@ -37,10 +37,10 @@ def scores(dist: PredictiveDistribution, y: Any) -> dict[str, float]:
     return {name: METRICS[name](dist if name == "noise_fraction" else floored, y) for name in SCORES}
 
 
-def execute(spec: Spec, on_epoch: Callable[[Epoch], object] | None = None) -> dict[str, Any]:
+def execute(spec: Spec) -> dict[str, Any]:
     """Train as the spec says and score; nothing in the result depends on when or where."""
     parts = split(table(spec.dataset), spec.split)
-    return BASELINES[spec.method](spec, parts) if spec.method in BASELINES else scalable(spec, parts, on_epoch)
+    return BASELINES[spec.method](spec, parts) if spec.method in BASELINES else scalable(spec, parts)
 
 
 def settings(spec: Spec) -> Settings:
@@ -50,11 +50,17 @@ def settings(spec: Spec) -> Settings:
     )  # fmt: skip
 
 
-def scalable(spec: Spec, parts: Split, on_epoch: Callable[[Epoch], object] | None = None) -> dict[str, Any]:
+def scalable(spec: Spec, parts: Split) -> dict[str, Any]:
     rows, _, held_out = (tensors(part) for part in parts)
-    trained = train(settings(spec), rows, held_out, generator=torch.Generator().manual_seed(0), on_epoch=on_epoch)
+    wanted = settings(spec)
+    config = wanted.config(len(rows.y))
+    trained = train(wanted, rows, held_out, generator=torch.Generator().manual_seed(0))
     return {
         **_scored(trained.model.predict, parts), "beta": trained.beta, "gamma": trained.gamma,
+        "training": {
+            "batch_size": config.batch_size, "epochs": config.epochs, "learning_rate": config.learning_rate,
+            "rates": config.rates, "kernel_rows": wanted.recipe.kernel_rows,
+        },
         "epochs": len(trained.history), "best_epoch": trained.best_epoch,
         "noise_std": float(trained.model.noise.detach()) ** 0.5,
     }  # fmt: skip
@@ -67,7 +73,8 @@ def exact(spec: Spec, parts: Split) -> dict[str, Any]:
         "matern52", rows.x, rows.y, generator=generator, iterations=spec.epochs or EXACT_STEPS, learn_rows=EXACT_ROWS,
         cg_steps=0,
     )  # fmt: skip
-    return {**_scored(gp.predict, parts), "noise_std": float(gp.noise.detach()) ** 0.5, "solver": gp.solver}
+    predict = partial(gp.predict, factor=gp.factorise())
+    return {**_scored(predict, parts), "noise_std": float(gp.noise.detach()) ** 0.5, "solver": gp.solver}
 
 
 def raissi(spec: Spec, parts: Split) -> dict[str, Any]:
@@ -75,9 +82,9 @@ def raissi(spec: Spec, parts: Split) -> dict[str, Any]:
     rows = tensors(parts.train)
     generator = torch.Generator().manual_seed(0)
     model = fit_raissi(rows, M=spec.M, generator=generator, iterations=spec.epochs or RAISSI_STEPS)
-    found = _scored(model.predict, parts)
-    without = {name: _scored(model.predict_function, parts)[name] for name in ("scores", "valid")}
-    return {**found, "noise_std": float(model.noise.detach()) ** 0.5, "without_noise": without}
+    noise = float(model.noise.detach()) ** 0.5
+    without = _scored(model.predict_function, parts)
+    return {**_scored(model.predict, parts), "noise_std": noise, "without_noise": without}
 
 
 BASELINES: dict[str, Callable[[Spec, Split], dict[str, Any]]] = {"exact": exact, "raissi": raissi}

@@ -7,7 +7,7 @@
              the closed-form solve of the mean, and of S' where it has one                      (`training.solves`)
     search   the values beside it go on from the best state so far for a few epochs at a low rate, away from the first
              one for as long as that helps
-    choose   the state with the best validation NLL, or the start, a constant, where no state is clearly better
+    choose   the state with the best validation NLL, or the start where no state is clearly better
 """
 
 import copy
@@ -51,6 +51,7 @@ class Recipe:
     learning_rate: Callable[[int], float]  # by the steps of a training
     rates: dict[str, float]  # shares of it by the start of a parameter's name
     schedule: Callable[[float], float]
+    stops: bool  # whether training stops early and keeps its best state; else the last state of a trial counts
     steps: Callable[[int], float]  # of the optimizer that a training on so many rows aims at
     epochs: tuple[int, int]  # fewest and most
 
@@ -79,11 +80,11 @@ SLOWLY = {"kernel": 0.5, "likelihood": 0.6, "family.S": 0.6}
 RECIPES = {
     "auto": Recipe(
         kernel_rows=1000, kernel_iterations=60, solves=True,
-        learning_rate=by_steps, rates=SLOWLY, schedule=cosine, steps=by_rows, epochs=(10, 100),
+        learning_rate=by_steps, rates=SLOWLY, schedule=cosine, stops=True, steps=by_rows, epochs=(10, 100),
     ),
     "adam": Recipe(  # the paper's
         kernel_rows=0, kernel_iterations=0, solves=False,
-        learning_rate=lambda _: 0.01, rates={}, schedule=steps, steps=by_rows, epochs=(400, 400),
+        learning_rate=lambda _: 0.01, rates={}, schedule=steps, stops=False, steps=by_rows, epochs=(400, 400),
     ),
 }  # fmt: skip
 
@@ -101,8 +102,13 @@ class Settings:
     epochs: int | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
-    patience: int | None = 10  # epochs without a better validation NLL before training ends; None: never
+    early_stopping: bool | None = None  # stop after `patience` epochs without a better validation NLL
+    patience: int = 10
     recipe: Recipe = RECIPES["auto"]
+
+    @property
+    def stops(self) -> bool:
+        return self.recipe.stops if self.early_stopping is None else self.early_stopping
 
     def config(self, n: int) -> Config:
         """The loop's settings for n rows."""
@@ -128,6 +134,10 @@ class Trained(NamedTuple):
     best_epoch: int  # in the history, from 1; 0 where no epoch was better than the start
     beta: float
     gamma: float | None
+
+
+class HopelessError(ValueError):
+    """Training diverged at every learning rate."""
 
 
 class Trial(NamedTuple):
@@ -181,21 +191,29 @@ def train(
     full = settings.config(len(data.y))
     short = replace(full, epochs=_search_epochs(full.epochs), learning_rate=full.learning_rate * DECAY)
     model = new_model(settings, data, generator) if start is None else start
-    best = _Best(model, validation, settings.patience, on_epoch)
-    (first,), *rows = trials(settings, len(data.y), validation is not None)
+    best = _Best(model, validation, settings.patience if settings.stops else None, on_epoch)
+    copies = len(data.y) if data.weights is None else round(float(data.weights.sum()))
+    (first,), *rows = trials(settings, copies, validation is not None)
 
     def attempt(trial: Trial, config: Config) -> bool:
         """Train with this trial's values from the best state so far; whether that made it better."""
         before = best.nll
         best.begin(trial)
         _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best)
-        best.restore()
+        best.end()
         return best.nll < before
 
     attempt(first, full)
     for row in rows:
         for trial in row:
-            if not attempt(trial, short):
+            try:
+                if not attempt(trial, short):
+                    break
+            except HopelessError as error:
+                warnings.warn(
+                    f"beta = {trial.beta:g} was left out of the search. {error}", RuntimeWarning, stacklevel=2
+                )
+                best.restore()
                 break
     if start is None:
         best.settle()
@@ -256,7 +274,7 @@ def _fit(
             return
         except TrainingDivergedError as error:
             if attempt == RETRIES:
-                raise ValueError(f"Training diverged at every learning rate down to {rate:.0e}. {error}") from error
+                raise HopelessError(f"Training diverged at every learning rate down to {rate:.0e}. {error}") from error
             warnings.warn(
                 f"Training diverged at learning rate {rate:.0e} and goes on from the last good state at a tenth of it.",
                 RuntimeWarning,
@@ -265,7 +283,11 @@ def _fit(
 
 
 class _Best:
-    """Scores each epoch on the validation rows, keeps the best state, and says when to stop."""
+    """Scores each epoch on the validation rows, keeps the best state, and says when to stop.
+
+    Without patience it keeps the best of the trials' last states. Without validation rows there is one trial, and the
+    model stays as it is.
+    """
 
     def __init__(
         self,
@@ -279,12 +301,14 @@ class _Best:
         self.first = self.state = copy.deepcopy(model.state_dict())
         self.nll, self.epoch = math.inf, 0
         self.trial = self.current = Trial(1.0, None)
-        self.since, self.start = 0, time.perf_counter()
+        self.since, self.clock = 0, time.perf_counter()
 
     def begin(self, trial: Trial) -> None:
         self.current, self.since = trial, 0
-        if not self.history:  # the start is a candidate, too
-            self.nll, self.trial = self.validate(self.model).get("nll", math.inf), trial
+        if not self.history:
+            self.trial = trial
+            if self.patience is not None:  # the start is a candidate, too
+                self._consider(self.validate(self.model))
 
     def validate(self, model: ParametricGP) -> dict[str, float]:
         if self.validation is None:
@@ -294,22 +318,52 @@ class _Best:
         targets, copies = y.double().numpy(force=True), None if weights is None else weights.numpy(force=True)
         return {metric.__name__: metric(dist, targets, copies) for metric in (nll, rmse, crps)}
 
-    def settle(self) -> None:
-        """Go back to the start unless the best state beats it by more than chance.
+    def after(self, record: Epoch) -> bool:
+        """Takes note of an epoch; whether it was the last."""
+        record = replace(record, epoch=len(self.history) + 1, seconds=time.perf_counter() - self.clock)
+        self.history.append(record)
+        self.since += 1
+        if self.patience is not None:
+            self._consider(record.validation)
+        stop = self.on_epoch is not None and self.on_epoch(record) is True
+        return stop or (self.patience is not None and self.validation is not None and self.since >= self.patience)
 
-        Few validation rows choose among many states, and on pure noise one of them looks good. A standard error of the
-        rows' differences is what it must win by.
+    def end(self) -> None:
+        """After a trial: go back to the best state."""
+        if self.validation is None:
+            self.epoch = len(self.history)
+            return
+        if self.patience is None:
+            self._consider(self.history[-1].validation)
+        self.restore()
+
+    def restore(self) -> None:
+        self.model.load_state_dict(self.state)
+
+    def _consider(self, scores: dict[str, float]) -> None:
+        if scores.get("nll", math.inf) < self.nll:
+            self.nll, self.epoch, self.trial, self.since = scores["nll"], len(self.history), self.current, 0
+            self.state = copy.deepcopy(self.model.state_dict())
+
+    def settle(self) -> None:
+        """Go back to the start unless the best state beats it by a standard error of the rows' differences.
+
+        Few validation rows choose among many states, and on pure noise one of them looks good. Where S' starts as the
+        identity, the start is a constant.
         """
-        if self.validation is None or self.epoch == 0:
+        if self.validation is None or self.patience is None or self.epoch == 0:
+            return
+        weights = self.validation.weights
+        copies = np.ones(len(self.validation.y)) if weights is None else weights.double().numpy(force=True)
+        if copies.sum() <= 1:
             return
         ended = self._log_densities()
         self.model.load_state_dict(self.first)
         gain = ended - self._log_densities()
-        copies = np.ones(len(gain)) if self.validation.weights is None else self.validation.weights.numpy(force=True)
         mean = np.average(gain, weights=copies)
-        error = np.sqrt(np.average((gain - mean) ** 2, weights=copies) / copies.sum())
+        error = np.sqrt(np.average((gain - mean) ** 2, weights=copies) / (copies.sum() - 1))
         if mean > error:
-            self.model.load_state_dict(self.state)
+            self.restore()
         else:
             self.epoch = 0
 
@@ -317,19 +371,3 @@ class _Best:
         assert self.validation is not None
         x, y, _ = self.validation
         return self.model.predict(x).logpdf(y.numpy(force=True))
-
-    def after(self, record: Epoch) -> bool:
-        record = replace(record, epoch=len(self.history) + 1, seconds=time.perf_counter() - self.start)
-        self.history.append(record)
-        score = record.validation.get("nll", -math.inf)
-        self.since += 1
-        if self.validation is None or score < self.nll:
-            self.nll, self.epoch, self.trial, self.since = score, record.epoch, self.current, 0
-            if self.validation is not None:
-                self.state = copy.deepcopy(self.model.state_dict())
-        stop = self.on_epoch is not None and self.on_epoch(record) is True
-        return stop or (self.patience is not None and self.validation is not None and self.since >= self.patience)
-
-    def restore(self) -> None:
-        if self.validation is not None:
-            self.model.load_state_dict(self.state)
