@@ -190,10 +190,14 @@ def test_copies_count_as_rows_for_the_first_value():
 
 
 def test_patience_ends_a_trial():
-    found = train(
+    history = train(
         settings(beta=0.05, epochs=200, learning_rate=0.5, patience=3), rows(), rows(seed=5), generator=generator()
-    )
-    assert len(found.history) == found.best_epoch + 3 < 200
+    ).history
+    scores = [record.validation["nll"] for record in history]
+    (ended,) = [i for i, record in enumerate(history) if record.learning_rate == pytest.approx(0.15)]
+    assert int(np.argmin(scores[:ended])) == ended - 4  # then it cools, from the best state, and ends again
+    assert len(history) < 200
+    assert int(np.argmin(scores)) == len(history) - 4
     unending = settings(beta=0.05, epochs=20, learning_rate=0.5, early_stopping=False)
     assert len(train(unending, rows(), rows(seed=5), generator=generator()).history) == 20
 

@@ -5,6 +5,7 @@
     start    kernel and noise by the exact GP of a sample, k-means in that kernel's units     (`training.start`)
     train    the first value of the method's grid (beta_reg, or gamma) in full: epochs of Adam, each followed by
              the closed-form solve of the mean, and of S' where it has one                      (`training.solves`)
+    cool     where patience ended that, some more epochs from the best state at a lower rate
     search   the values beside it go on from the best state so far for a few epochs at a low rate, away from the first
              one for as long as that helps
     choose   the state with the best validation NLL, or the start where no state is clearly better
@@ -36,6 +37,7 @@ from paragp.training.solves import solve
 from paragp.training.start import fit_kernel, stretch
 
 FULL_BATCH = 1000  # rows: up to here a batch is the whole table
+COOL_SHARE, COOL_RATE = 0.3, 0.3  # of the epochs and of the learning rate, after patience ended the first training
 SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
 ROWS_OF_THE_PRIOR = 100  # PPGPR's beta_reg starts near this over the number of rows
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
@@ -175,7 +177,7 @@ def total_epochs(settings: Settings, n: int, searching: bool) -> int:
     """The most epochs that `train` takes."""
     epochs = settings.config(n).epochs
     others = sum(len(row) for row in trials(settings, n, searching)) - 1
-    return epochs + others * _search_epochs(epochs)
+    return epochs + others * _share(SEARCH_SHARE, epochs)
 
 
 def train(
@@ -189,7 +191,7 @@ def train(
 ) -> Trained:
     """Train on standardised rows; `start` is a model to go on from instead of new starting points."""
     full = settings.config(len(data.y))
-    short = replace(full, epochs=_search_epochs(full.epochs), learning_rate=full.learning_rate * DECAY)
+    short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
     model = new_model(settings, data, generator) if start is None else start
     best = _Best(model, validation, settings.patience if settings.stops else None, on_epoch)
     copies = len(data.y) if data.weights is None else round(float(data.weights.sum()))
@@ -204,6 +206,9 @@ def train(
         return best.nll < before
 
     attempt(first, full)
+    left = min(full.epochs - len(best.history), _share(COOL_SHARE, full.epochs))
+    if best.ran_out and left > 0:
+        attempt(first, replace(full, epochs=left, learning_rate=full.learning_rate * COOL_RATE))
     for row in rows:
         for trial in row:
             try:
@@ -220,8 +225,8 @@ def train(
     return Trained(model, best.history, best.epoch, *best.trial)
 
 
-def _search_epochs(epochs: int) -> int:
-    return max(1, round(SEARCH_SHARE * epochs))
+def _share(share: float, epochs: int) -> int:
+    return max(1, round(share * epochs))
 
 
 def new_model(settings: Settings, data: Data, generator: torch.Generator) -> ParametricGP:
@@ -301,7 +306,7 @@ class _Best:
         self.first = self.state = copy.deepcopy(model.state_dict())
         self.nll, self.epoch = math.inf, 0
         self.trial = self.current = Trial(1.0, None)
-        self.since, self.clock = 0, time.perf_counter()
+        self.since, self.ran_out, self.clock = 0, False, time.perf_counter()
 
     def begin(self, trial: Trial) -> None:
         self.current, self.since = trial, 0
@@ -326,7 +331,8 @@ class _Best:
         if self.patience is not None:
             self._consider(record.validation)
         stop = self.on_epoch is not None and self.on_epoch(record) is True
-        return stop or (self.patience is not None and self.validation is not None and self.since >= self.patience)
+        self.ran_out = self.patience is not None and self.validation is not None and self.since >= self.patience
+        return stop or self.ran_out
 
     def end(self) -> None:
         """After a trial: go back to the best state."""
