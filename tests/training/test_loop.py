@@ -9,6 +9,7 @@ from paragp.gp.linalg import NotPositiveDefiniteError
 from paragp.gp.methods import METHODS
 from paragp.gp.objectives import estimate
 from paragp.metrics import nll
+from paragp.training import loop
 from paragp.training.loop import SOLVED_RATE, Config, TrainingDivergedError, fit
 from paragp.training.step import backward
 
@@ -80,6 +81,22 @@ def test_what_is_solved_for_starts_anew_and_moves_slowly():
     moved = (once.family.m.detach() - 0.5).abs()
     np.testing.assert_allclose(moved, 0.1 * SOLVED_RATE, rtol=1e-3)  # Adam's first step is the rate
     np.testing.assert_allclose((once.family.Z.detach() - Z).abs(), 0.1, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("solves", "after"), [(1, [0, 7]), (3, [0, 2, 5, 7]), (50, [0, 1, 2, 3, 4, 5, 6, 7])])
+def test_solves_are_spread_over_an_epoch_and_end_it(solves, after, monkeypatch):
+    data, model = random_data(35), METHODS["svgp"].model("rbf", random_data(5).x)
+    config, steps, seen = Config(epochs=1, batch_size=5, solves=solves), [], []
+    monkeypatch.setattr(loop, "backward", lambda *given, **options: steps.append(1) or backward(*given, **options))
+    fit(
+        model,
+        METHODS["svgp"].objective,
+        data,
+        config,
+        generator=generator(),
+        solve=lambda _: seen.append(len(steps)) or [],
+    )
+    assert seen == after
 
 
 def test_a_group_of_parameters_has_its_own_rate():

@@ -40,6 +40,7 @@ FULL_BATCH = 1000  # rows: up to here a batch is the whole table
 COOL_SHARE, COOL_RATE = 0.3, 0.3  # of the epochs and of the learning rate, after patience ended the first training
 SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
 ROWS_OF_THE_PRIOR = 100  # PPGPR's beta_reg starts near this over the number of rows
+STEPS_PER_SOLVE, MOST_SOLVES = 10, 3  # a solve costs as much as some steps: about so many steps apart, a few an epoch
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
 
 
@@ -123,6 +124,7 @@ class Settings:
             epochs=epochs,
             batch_size=batch_size,
             learning_rate=rate,
+            solves=min(MOST_SOLVES, max(1, batches // STEPS_PER_SOLVE)),
             schedule=recipe.schedule,
             rates=recipe.rates,
         )
