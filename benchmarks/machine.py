@@ -1,10 +1,8 @@
 """What the numbers were measured on, and what the machine can do."""
 
 import datetime
-import importlib.metadata
 import os
 import pathlib
-import platform
 import re
 import statistics
 import time
@@ -13,20 +11,11 @@ from functools import partial
 
 import torch
 
+from paragp.paper.protocol import machine
+
 
 def describe() -> dict:
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
-    versions = {name: importlib.metadata.version(name) for name in ("paragp", "torch", "gpytorch", "numpy")}
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "date": datetime.date.today().isoformat(),
-        "load": os.getloadavg()[0],
-    }
+    return machine() | {"date": datetime.date.today().isoformat(), "load": os.getloadavg()[0]}
 
 
 def peak_mb() -> float:

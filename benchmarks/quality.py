@@ -26,12 +26,12 @@ from paragp.atomic import writing
 from paragp.data.datasets import Split, load, split
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
+from paragp.paper.protocol import SMALLER
 from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
 from paragp.training.recipe import RECIPES, Settings, new_model, train
 
 FOLDER = pathlib.Path(__file__).parent / "results" / "quality"
-SETS = "pol,elevators,bike,kin40k,keggdirected"
 TREES, PATIENCE = 2000, 50
 DEFAULTS = {"recipe": "auto", "M": 1000, "beta": None, "seed": 0}  # other values stand in a run's name
 
@@ -170,7 +170,7 @@ def draw(curve: list[dict], peer: list[dict], title: str, file: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", default=SETS)
+    parser.add_argument("--datasets", default=",".join(SMALLER))
     parser.add_argument("--methods", default="ppgpr-mfd", help="rows of the registry, catboost, ngboost")
     parser.add_argument("--splits", default="0,1,2")
     parser.add_argument("--seed", type=int, default=DEFAULTS["seed"])

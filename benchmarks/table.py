@@ -7,16 +7,15 @@ import json
 import statistics
 from pathlib import Path
 
-from gpytorch_curve import by_seconds
+from gpytorch_curve import by_seconds, place
 from quality import reached
 
+from paragp.gp.methods import METHODS
+from paragp.paper.protocol import SMALLER as SETS
 from paragp.paper.reported import reported
+from paragp.paper.tables import METRICS
 
 RESULTS = Path(__file__).parent / "results"
-BASELINES = Path(__file__).parent / "baselines"
-METRICS = ("nll", "rmse", "crps")
-ORDER = ("map", "svgp", "gamma-robust", "od-svgp", "vfitc", "ppgpr-delta", "ppgpr-mf", "ppgpr-chol", "ppgpr-mfd")
-SETS = ("pol", "elevators", "bike", "kin40k", "keggdirected")
 
 
 def load(name: str) -> dict:
@@ -35,7 +34,7 @@ def step_table() -> str:
     rows = {(row["method"], row["B"]): row for row in load("step")["rows"]}
     columns = ["step, M = 1000", "B = 1000: ours", "GPyTorch", "ratio", "B = 10,000: ours", "GPyTorch", "ratio"]
     lines = []
-    for name in ORDER:
+    for name in METHODS:
         small, large = rows[name, 1000], rows[name, 10_000]
         note = " (its SVGP)" if small["note"] else ""
         lines.append([
@@ -113,7 +112,7 @@ def soonest_table(method: str = "ppgpr-mfd") -> str:
     """When each side first reached the NLL at which GPyTorch ended; split 0, of the sets that both were run on."""
     lines = []
     for name in SETS:
-        file = BASELINES / f"gpytorch-{method}-{name}.json"
+        file = place(name, method)
         runs = [run for run in quality_runs().get((name, method), []) if run["split"] == 0 and run["curve"]]
         if not file.exists() or not runs:
             continue
@@ -130,7 +129,7 @@ def soonest_table(method: str = "ppgpr-mfd") -> str:
 def methods_table() -> str:
     """NLL of every method, means over the splits that were run, and the paper's in brackets."""
     runs, lines = quality_runs(), []
-    for method in ORDER:
+    for method in METHODS:
         cells = []
         for name in SETS:
             found = [run["nll"] for run in runs.get((name, method), [])]

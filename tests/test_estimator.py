@@ -264,6 +264,12 @@ def test_small_tables_hold_out_enough_rows_to_tell_by(rows, held_out):
     assert quick().fit(x, np.sin(3 * x[:, 0])).fitted_.summary["validation_rows"] == held_out
 
 
+def test_rows_are_not_spared_where_nothing_is_chosen_by_them():
+    assert quick("map", recipe="adam").fit(X, Y).fitted_.summary["validation_rows"] == 0
+    assert quick("map").fit(X, Y).fitted_.summary["validation_rows"] == 20
+    assert quick(recipe="adam").fit(X, Y).fitted_.summary["validation_rows"] == 20  # beta is searched
+
+
 @pytest.mark.parametrize("no", [False, np.False_, 0])
 def test_training_stops_early_only_when_asked(no):
     settings = {"max_epochs": 12, "learning_rate": 0.5, "n_iter_no_change": 1}

@@ -330,7 +330,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         )
         automatic = isinstance(self.early_stopping, str)
         asked = bool(self.early_stopping) and not automatic
-        wanted = asked or (n >= SPLIT_FROM and (automatic or searching))
+        stopping = automatic and RECIPES[self.recipe].stops
+        wanted = asked or (n >= SPLIT_FROM and (stopping or searching))
         held_out = round(self.validation_fraction * n) if wanted else 0
         if not asked and wanted:
             held_out = max(held_out, min(n // 3, FEWEST_HELD_OUT))

@@ -1,9 +1,15 @@
 """`paragp paper` as a user types it."""
 
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from paragp.cli import app
+from paragp.data.datasets import DATASETS, digest_of
 
 
 def paragp(*words):
@@ -60,3 +66,21 @@ def test_data_sets_are_listed_with_where_they_are(tmp_path, monkeypatch):
     assert lines[0].split()[:4] == ["pol", "15,000", "x", "26"]
     assert lines[1].strip() == str(tmp_path / "uci" / "pol.parquet")
     assert "downloaded when needed from https://" in lines[3]
+
+
+def test_tables_that_are_here_are_compared_with_what_is_known_of_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARAGP_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "uci").mkdir()
+    values = np.random.default_rng(0).normal(size=(4, 3))
+    table = pa.table(dict(zip(("x0", "x1", "y"), values.T, strict=True)))
+    pq.write_table(table, tmp_path / "uci" / "pol.parquet")
+    for digest, code, said in (
+        (digest_of(values), 0, "as expected"),
+        (None, 0, "of the expected size"),
+        (digest_of(2 * values), 1, "NOT the same: values with the digest"),
+    ):
+        monkeypatch.setitem(DATASETS, "pol", replace(DATASETS["pol"], rows=4, inputs=2, digest=digest))
+        done = paragp("datasets", "--check")
+        assert done.exit_code == code
+        assert said in done.stdout

@@ -86,7 +86,7 @@ def test_what_is_solved_for_starts_anew_and_moves_slowly():
 @pytest.mark.parametrize(("solves", "after"), [(1, [0, 7]), (3, [0, 2, 5, 7]), (50, [0, 1, 2, 3, 4, 5, 6, 7])])
 def test_solves_are_spread_over_an_epoch_and_end_it(solves, after, monkeypatch):
     data, model = random_data(35), METHODS["svgp"].model("rbf", random_data(5).x)
-    config, steps, seen = Config(epochs=1, batch_size=5, solves=solves), [], []
+    config, steps, seen = Config(epochs=1, batch_size=5, solves_per_epoch=solves), [], []
     monkeypatch.setattr(loop, "backward", lambda *given, **options: steps.append(1) or backward(*given, **options))
     fit(
         model,

@@ -180,9 +180,9 @@ def _fetch(dataset: Dataset) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{dataset.name}-", dir=place.parent) as scratch:
         values = _parsed(dataset, [_original(dataset, url, Path(scratch)) for url in dataset.urls])
-    fault = _fault(dataset, values)
-    if fault:
-        raise _refusal(dataset, dataset.urls, fault)
+    found = fault(dataset, values)
+    if found:
+        raise _refusal(dataset, dataset.urls, found)
     _store(values, place)
     return place
 
@@ -263,7 +263,7 @@ def _lines(file: Path) -> Iterable[str]:
         yield from opened
 
 
-def _fault(dataset: Dataset, values: Array) -> str | None:
+def fault(dataset: Dataset, values: Array) -> str | None:
     """What tells these values from those of the data set."""
     rows, columns = values.shape
     if rows and columns != dataset.inputs + 1:

@@ -4,9 +4,10 @@ import importlib.util
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
-from paragp.data.datasets import DATASETS, present
+from paragp.data.datasets import DATASETS, fault, load, present
 from paragp.gp.methods import METHODS
 from paragp.paper import protocol, uci
 from paragp.paper.figures import figures as make_figures
@@ -83,15 +84,25 @@ def figures(
 
 
 @app.command()
-def datasets() -> None:
+def datasets(
+    check: Annotated[bool, typer.Option("--check", help="Read those that are here, and compare.")] = False,
+) -> None:
     """The paper's data sets: how large, what is predicted, and where each is.
 
-    A set that is nowhere is downloaded by the first run that needs it. Example: paragp paper datasets
+    A set that is nowhere is downloaded by the first run that needs it. Example: paragp paper datasets --check
     """
+    faults = 0
     for dataset, place in present():
         where = f"downloaded when needed from {dataset.urls[0]}" if place is None else str(place)
         typer.echo(f"{dataset.name:<15} {dataset.rows:>9,} x {dataset.inputs:<3}  {dataset.target}")
         typer.echo(f"{'':<15} {where}")
+        if check and place is not None:
+            found = fault(dataset, np.column_stack(load(dataset.name)))
+            right = "as expected" if dataset.digest else "of the expected size (its values are not known)"
+            typer.echo(f"{'':<15} {right if found is None else f'NOT the same: {found}'}")
+            faults += found is not None
+    if faults:
+        raise typer.Exit(1)
 
 
 def _profile(name: str) -> str:

@@ -24,7 +24,7 @@ from paragp.gp.linalg import cholesky
 from paragp.gp.methods import METHODS
 from paragp.paper.protocol import BASELINES, read
 from paragp.paper.reported import reported
-from paragp.paper.tables import ABLATION, COMPARED, LABELS, Results, results_of
+from paragp.paper.tables import ABLATION, COMPARED, LABELS, METRICS, Results, results_of, standard_error
 from paragp.training.recipe import Settings, train
 
 COLOURS = {  # told apart in print and by colour-blind readers
@@ -33,7 +33,6 @@ COLOURS = {  # told apart in print and by colour-blind readers
     "exact": "#000000", "raissi": "#7a5195",
 }  # fmt: skip
 TITLES = {"nll": "NLL", "rmse": "RMSE", "crps": "CRPS", "noise_fraction": "noise share of the variance"}
-METRICS = ("nll", "rmse", "crps")
 PANELS = 3  # in a row
 
 
@@ -72,7 +71,7 @@ def scores(results: Results, methods: Sequence[str], metric: str) -> Any:
         for i, method in enumerate(methods):
             values = results.scores(dataset, method, metric)
             if values:
-                error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+                error = standard_error(values) or 0.0
                 axis.errorbar(
                     i, statistics.mean(values), error, fmt="o", color=COLOURS[method], capsize=3, markersize=5
                 )

@@ -192,11 +192,16 @@ def store(spec: Spec, found: dict[str, Any], seconds: float, folder: Path) -> No
 
 def machine() -> dict[str, Any]:
     """What seconds depend on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "processor": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(), "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-    }  # fmt: skip
+        "processor": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in ("paragp", "torch", "gpytorch", "numpy")},
+    }
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:

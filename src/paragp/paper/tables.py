@@ -215,10 +215,13 @@ def write(found: Iterable[Table], folder: Path) -> list[Path]:
 
 
 def _with_error(values: list[float]) -> str:
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
-    return f"{mean:.3f} ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}"
+    mean, error = statistics.mean(values), standard_error(values)
+    return f"{mean:.3f}" if error is None else f"{mean:.3f} ± {error:.3f}"
+
+
+def standard_error(values: list[float]) -> float | None:
+    """Of the mean; None for a single value."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -50,10 +50,10 @@ class Config:
     beta: float = 1.0  # beta_reg
     schedule: Callable[[float], float] = steps  # the share of the learning rate by the share of the training done
     rates: dict[str, float] = field(default_factory=dict)  # its share by the start of a parameter's name
-    solves: int = 1  # an epoch, where there is something to solve for
+    solves_per_epoch: int = 1  # where there is something to solve for
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "learning_rate", "solves"):
+        for name in ("epochs", "batch_size", "learning_rate", "solves_per_epoch"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
         if not self.beta >= 0:
@@ -94,8 +94,9 @@ def fit(
 ) -> list[Epoch]:
     """Maximise the objective over all of the model's parameters, in place, and return the history.
 
-    `solve(model)` is called before the first epoch and `config.solves` times in each, last at its end. It may set some
-    parameters to their optimum given the others, and returns which, so that the optimizer forgets their past.
+    `solve(model)` is called before the first epoch and `config.solves_per_epoch` times in each, last at its end. It
+    may set some parameters to their optimum given the others, and returns which, so that the optimizer forgets their
+    past.
     `validate(model)` is called after each epoch and its metrics go into the history; `on_epoch(record)` may show
     progress, and ends the training by returning True.
 
@@ -114,7 +115,8 @@ def fit(
         data = data._replace(weights=data.weights * (len(data.y) / num_data))  # mean one, as `estimate` expects
     epoch_steps = math.ceil(len(data.y) / config.batch_size)
     total_steps = config.epochs * epoch_steps
-    solved_after = {round(i * epoch_steps / config.solves) for i in range(1, config.solves + 1)} if solve else set()
+    solves = config.solves_per_epoch
+    solved_after = {round(i * epoch_steps / solves) for i in range(1, solves + 1)}  # steps of an epoch
     history: list[Epoch] = []
     start = time.perf_counter()
 
@@ -132,8 +134,9 @@ def fit(
                 optimizer.step()  # m, S, Z, theta_ker <- optim(L^(D_mb))
                 schedule.step()
                 total += value * len(batch.y)
-                for parameter in solve(model) if solve is not None and step in solved_after else []:
-                    optimizer.state.pop(parameter, None)
+                if solve is not None and step in solved_after:
+                    for parameter in solve(model):
+                        optimizer.state.pop(parameter, None)
             record = Epoch(
                 epoch=epoch,
                 objective=total / len(data.y),

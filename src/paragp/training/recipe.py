@@ -3,8 +3,8 @@
 `RECIPES` says all that differs between the default and the paper's training; `train` is the sequence of phases:
 
     start    kernel and noise by the exact GP of a sample, k-means in that kernel's units     (`training.start`)
-    train    the first value of the method's grid (beta_reg, or gamma) in full: epochs of Adam, each followed by
-             the closed-form solve of the mean, and of S' where it has one                      (`training.solves`)
+    train    the first value of the method's grid (beta_reg, or gamma) in full: epochs of Adam, each ended (and on large
+             tables divided) by the closed-form solve of the mean, and of S' where it has one   (`training.solves`)
     cool     where patience ended that, some more epochs from the best state at a lower rate
     search   the values beside it go on from the best state so far for a few epochs at a low rate, away from the first
              one for as long as that helps
@@ -50,7 +50,7 @@ class Recipe:
 
     kernel_rows: int  # of the sample that the kernel starts from; 0: the kernel starts as it is
     kernel_iterations: int
-    solves: bool  # whether the mean (and S', where it can be) is solved for after each epoch
+    solves: bool  # whether the mean (and S', where it can be) is solved for as training goes on
     learning_rate: Callable[[int], float]  # by the steps of a training
     rates: dict[str, float]  # shares of it by the start of a parameter's name
     schedule: Callable[[float], float]
@@ -124,7 +124,7 @@ class Settings:
             epochs=epochs,
             batch_size=batch_size,
             learning_rate=rate,
-            solves=min(MOST_SOLVES, max(1, batches // STEPS_PER_SOLVE)),
+            solves_per_epoch=min(MOST_SOLVES, max(1, batches // STEPS_PER_SOLVE)),
             schedule=recipe.schedule,
             rates=recipe.rates,
         )
@@ -195,6 +195,7 @@ def train(
     full = settings.config(len(data.y))
     short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
     model = new_model(settings, data, generator) if start is None else start
+    fresh = not any(bool(parameter.any()) for parameter in model.family.mean_parameters)
     best = _Best(model, validation, settings.patience if settings.stops else None, on_epoch)
     copies = len(data.y) if data.weights is None else round(float(data.weights.sum()))
     (first,), *rows = trials(settings, copies, validation is not None)
@@ -222,7 +223,7 @@ def train(
                 )
                 best.restore()
                 break
-    if start is None:
+    if fresh:
         best.settle()
     return Trained(model, best.history, best.epoch, *best.trial)
 
