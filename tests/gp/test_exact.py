@@ -52,7 +52,7 @@ def test_exact_log_marginal_is_eqn_marg():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Few rows at a time, few preconditioner columns: the paths of a large table on a small one."""
-    monkeypatch.setattr(exact, "CG_BLOCK", 7)
+    monkeypatch.setattr(exact, "BLOCK", 7)
     monkeypatch.setattr(exact, "PRECONDITIONER_RANK", 10)
 
 
@@ -133,6 +133,24 @@ def test_pivoted_cholesky_stops_at_the_rank_of_the_matrix():
     P = pivoted_cholesky(model.kernel, torch.cat([model.X, model.X]), 12)
     assert P.shape[1] <= 7
     assert torch.isfinite(P).all()
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_equal_rows_are_one_row_that_was_measured_better(solver):
+    data = random_data(12)
+    X, y = data.x[[0, 1, 1, 2, 2, 2, *range(3, 12)]], randn(15, seed=4)
+    kernel = gp().kernel
+    model = ExactGP(kernel, X, y, noise=NOISE, solver=solver)
+    assert sorted(model.copies.tolist()) == [1.0] * 10 + [2.0, 3.0]
+    K = K_of(model, X, X) + NOISE * np.eye(15)
+    x = random_data(5, seed=9).x
+    K_Nx = K_of(model, X, x)
+    dist = model.predict(x)
+    np.testing.assert_allclose(dist.mean, K_Nx.T @ np.linalg.solve(K, y.numpy()), rtol=1e-5)
+    explained = (K_Nx * np.linalg.solve(K, K_Nx)).sum(0)
+    np.testing.assert_allclose(dist.function_var, np.diag(K_of(model, x, x)) - explained, rtol=1e-4, atol=1e-7)
+    expected = -0.5 * (y.numpy() @ np.linalg.solve(K, y.numpy()) + np.linalg.slogdet(2 * np.pi * K)[1])
+    assert float(model.log_marginal().detach()) == pytest.approx(expected)
 
 
 def noisy_sine(N, seed=0):

@@ -1,5 +1,6 @@
 """`paragp paper` as a user types it."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,9 @@ def paragp(*words):
         (["run", "--profile", "huge"], "There is no profile 'huge'. Profiles: smoke, lite, full"),
         (["run", "--methods", "map,none"], "There is no method 'none'. Known: map, svgp"),
         (["run", "--splits", "0,x"], "Splits are whole numbers from 0"),
+        (["run", "--betas", "0,x"], "Values of beta_reg are numbers from 0"),
+        (["run", "--betas", "-1"], "Values of beta_reg are numbers from 0"),
+        (["run", "--methods", "exact", "--betas", "1"], "That leaves nothing to run."),
         (["run", "--shard", "3/2"], "A shard is i/k with i from 1 to k"),
         (["run", "--datasets", "nowhere"], "There is no data set 'nowhere'. Known: pol, elevators"),
         (["run", "--methods", "exact", "--splits", "7"], "That leaves nothing to run."),
@@ -54,6 +58,13 @@ def test_a_run_is_done_once_and_gives_tables(tmp_path):
     done = paragp("tables", "--results", tmp_path)
     assert "| diabetes | SVGP | 1 |" in done.stdout
     assert (tmp_path / "smoke" / "tables" / "complete.tex").exists()
+
+
+def test_beta_can_be_held(tmp_path):
+    words = ("--methods", "ppgpr-mfd,exact", "--splits", "0", "--betas", "0,.5", "--results", tmp_path)
+    assert "2 runs, 0 of them done before" in paragp("run", *words).stdout
+    runs = [json.loads(file.read_text()) for file in sorted((tmp_path / "smoke").glob("*.json"))]
+    assert sorted((run["spec"]["beta"], run["beta"]) for run in runs) == [(0.0, 0.0), (0.5, 0.5)]
 
 
 def test_data_sets_are_listed_with_where_they_are(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from paragp.paper.tables import COMPARED, LABELS, Results
 
 
 def made(dataset, method, split, nll, beta=None):
-    spec = {"dataset": dataset, "method": method, "split": split, "beta": beta}
+    spec = {"dataset": dataset, "method": method, "split": split, "beta": beta, "gamma": None}
     values = {"nll": nll, "rmse": 1 + nll, "crps": 2 + nll, "noise_fraction": 0.5}
     return {"spec": spec, "scores": values, "valid": {"nll": nll}}
 
@@ -82,9 +82,10 @@ def test_files_are_whole(suffix, tmp_path):
 
 
 def test_all_figures_of_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "in_sample", lambda: figure(1, 1)[0])
+    for slow in ("in_sample", "univariate"):
+        monkeypatch.setattr(figures, slow, lambda: figure(1, 1)[0])
     for i, run in enumerate([*RUNS, made("pol", "ppgpr-mfd", 0, 1.0, 0.0), made("pol", "ppgpr-mfd", 0, 1.0, 1.0)]):
         (tmp_path / f"{i}.json").write_text(json.dumps(run))
     names = {file.stem for file in figures.figures(tmp_path, "lite")}
     metrics = ("nll", "rmse", "crps", "noise-fraction")
-    assert names == {"in-sample", "robustness", *metrics, *(f"ablation-{metric}" for metric in metrics)}
+    assert names == {"univariate", "in-sample", "robustness", *metrics, *(f"ablation-{metric}" for metric in metrics)}

@@ -22,7 +22,7 @@ from paragp.paper.tables import (
 
 
 def made(dataset, method, split, nll, valid=0.0, beta=None):
-    spec = {"dataset": dataset, "method": method, "split": split, "beta": beta}
+    spec = {"dataset": dataset, "method": method, "split": split, "beta": beta, "gamma": None}
     scores = {"nll": nll, "rmse": 2 * nll, "crps": -nll}
     return {"spec": spec, "scores": scores, "valid": {"nll": valid}}
 
@@ -43,14 +43,28 @@ def test_ranks_are_taken_within_splits_that_all_methods_have():
 
 def test_the_run_with_the_best_validation_score_counts():
     runs = [made("pol", "svgp", 0, 9.0, valid=1.0, beta=0.1), made("pol", "svgp", 0, 5.0, valid=0.5, beta=1.0)]
-    assert Results(runs).scores("pol", "svgp", "nll") == Results(runs[::-1]).scores("pol", "svgp", "nll") == [5.0]
+    values = lambda method: [(0.1, None), (1.0, None)]  # noqa: E731
+    for found in (Results(runs, values), Results(runs[::-1], values)):
+        assert found.scores("pol", "svgp", "nll") == [5.0]
 
 
 def test_a_method_counts_once_all_values_of_its_grid_are_there():
     runs = [made("pol", "svgp", 0, 5.0, beta=beta) for beta in (1.0, 0.5, 0.3)]
-    needed = lambda method: len(PROFILES["full"].values(method))  # noqa: E731
-    assert Results(runs, needed).datasets == []
-    assert Results([*runs, made("pol", "svgp", 0, 5.0, beta=0.1)], needed).datasets == ["pol"]
+    values = PROFILES["full"].values
+    assert Results(runs, values).datasets == []
+    assert Results([*runs, made("pol", "svgp", 0, 5.0, beta=0.1)], values).datasets == ["pol"]
+
+
+def test_a_run_at_a_held_value_does_not_count_where_the_profile_searches():
+    runs = [made("pol", "svgp", 0, 5.0), made("pol", "svgp", 0, 1.0, valid=-9.0, beta=0.1)]
+    assert Results(runs, PROFILES["lite"].values).scores("pol", "svgp", "nll") == [5.0]
+
+
+def test_raissi_is_scored_with_and_without_the_noise():
+    run = made("pol", "raissi", 0, 2.0) | {"without_noise": {"scores": {"nll": 6.0, "rmse": 1.0, "crps": 1.0}}}
+    run["without_noise"]["valid"] = {"nll": 6.0}
+    table = complete_table(Results([run], PROFILES["lite"].values), "lite")
+    assert [row[1:4:2] for row in table.rows] == [["Raissi et al.", "2.000"], ["Raissi et al., no noise", "6.000"]]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ LEARN_BY_CHOLESKY = 6_000  # rows: above, a gradient of the N x N factorisation 
 CONDITION_BY_CHOLESKY = 32_000  # rows: above, the factor itself (4 GB in float32) is too large to keep
 CG_TOLERANCE = 1e-6  # mean relative residual of a solve
 CG_ITERATIONS = 1_000
-CG_BLOCK = 2_048  # rows of the kernel matrix that exist at one time
+BLOCK = 2_048  # rows of the kernel matrix that are made at one time
 PRECONDITIONER_RANK = 100  # Wang et al. 2019
 PROBES = 10  # random vectors that estimate a trace
 
@@ -59,18 +59,20 @@ class ExactGP(nn.Module):
         L: Tensor | None  # (N, N), only with the Cholesky solver
         precondition: Callable[[Tensor], Tensor] | None  # only with conjugate gradients
 
-    X: Tensor
-    y: Tensor
+    X: Tensor  # (n, d), the distinct rows
+    y: Tensor  # (n,), the mean target of each
+    copies: Tensor  # (n,), how many rows it stands for
+    spread: Tensor  # the squared deviations of all targets from those means, a scalar
 
     def __init__(self, kernel: Kernel, X: Tensor, y: Tensor, *, noise: float = 0.1, solver: str | None = None) -> None:
         super().__init__()
         self.kernel = kernel
         self.likelihood = Noise(noise)
-        self.register_buffer("X", X)
-        self.register_buffer("y", y)
+        for name, value in zip(("X", "y", "copies", "spread"), merged(X, y), strict=True):
+            self.register_buffer(name, value)
         if solver not in (None, "cholesky", "cg"):
             raise ValueError(f"solver must be 'cholesky', 'cg' or None (by the number of rows), got {solver!r}.")
-        self.solver = solver or ("cholesky" if len(X) <= CONDITION_BY_CHOLESKY else "cg")
+        self.solver = solver or ("cholesky" if len(self.X) <= CONDITION_BY_CHOLESKY else "cg")
         self.to(X)
 
     @property
@@ -85,7 +87,14 @@ class ExactGP(nn.Module):
 
     def log_marginal(self) -> Tensor:
         """log p(y | X) = log N(y | 0, K_NN + sigma_obs^2 I) (Eqn marg), a scalar."""
-        return log_density(self._covariance(), self.y, name=self._name)
+        return log_density(self._covariance(), self.y, name=self._name) + self._agreement()
+
+    def _agreement(self) -> Tensor:
+        """log p of the targets given their means over equal rows, which is all that K leaves out; a scalar."""
+        merged_rows = (self.copies - 1).sum()
+        return -0.5 * (
+            merged_rows * (2 * math.pi * self.noise).log() + self.copies.log().sum() + self.spread / self.noise
+        )
 
     @torch.no_grad()
     def factorise(self) -> Factor:
@@ -132,9 +141,16 @@ class ExactGP(nn.Module):
         return cholesky(self._covariance(), jitter=0.0, name=self._name)
 
     def _covariance(self) -> Tensor:
-        """K_NN + sigma_obs^2 I, shape (N, N)."""
-        K = covariance(self.kernel, self.X, self.X)
-        return K + self.noise * torch.eye(len(K), dtype=K.dtype, device=K.device)
+        """K_NN + sigma_obs^2 / copies, shape (N, N)."""
+        noise = self.noise / self.copies
+        if torch.is_grad_enabled():
+            K = covariance(self.kernel, self.X, self.X)
+            return K.diagonal_scatter(K.diagonal() + noise)
+        K = self.X.new_empty(len(self.X), len(self.X))  # block by block: a second matrix of its size may not fit
+        for block, rows in zip(K.split(BLOCK), self.X.split(BLOCK), strict=True):
+            block.copy_(covariance(self.kernel, rows, self.X))
+        K.diagonal().copy_(prior_variance(self.kernel, self.X) + noise)
+        return K
 
     @property
     def _name(self) -> str:
@@ -178,15 +194,15 @@ class ExactGP(nn.Module):
         solved = self.solve(torch.cat([self.y[:, None], probes], 1), self._preconditioner())
         left = torch.cat([solved[:, :1], -solved[:, 1:] / probes.shape[1]], 1) / 2  # (N, 1 + p)
         right = torch.cat([solved[:, :1], probes], 1)
-        for i in range(0, len(self.X), CG_BLOCK):
-            rows = slice(i, i + CG_BLOCK)
+        for i in range(0, len(self.X), BLOCK):
+            rows = slice(i, i + BLOCK)
             (left[rows] * (covariance(self.kernel, self.X[rows], self.X) @ right)).sum().backward()
-        (self.noise * (left * right).sum()).backward()
+        (self.noise * (left * right / self.copies[:, None]).sum() + self._agreement()).backward()
 
     def _multiply(self, V: Tensor) -> Tensor:
-        """(K + sigma_obs^2 I) V for V (N, k) in float64."""
-        blocks = (covariance(self.kernel, rows, self.X).double() @ V for rows in self.X.split(CG_BLOCK))
-        return torch.cat(list(blocks)) + self.noise * V
+        """(K + sigma_obs^2 / copies) V for V (N, k) in float64."""
+        blocks = (covariance(self.kernel, rows, self.X).double() @ V for rows in self.X.split(BLOCK))
+        return torch.cat(list(blocks)) + (self.noise / self.copies)[:, None] * V
 
     @torch.no_grad()
     def _preconditioner(self) -> Callable[[Tensor], Tensor]:
@@ -195,6 +211,23 @@ class ExactGP(nn.Module):
         eye = torch.eye(P.shape[1], dtype=P.dtype, device=P.device)
         inner = cholesky(P.T @ P + noise * eye, jitter=0.0, name="preconditioner")
         return lambda V: (V - P @ torch.cholesky_solve(P.T @ V, inner)) / noise
+
+
+def merged(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The distinct rows of X, the mean target and the number of rows of each, and what the targets deviate in all.
+
+    A GP cannot tell equal rows from one row that was measured better: one with their mean and noise / copies.
+
+    >>> merged(torch.tensor([[1.0], [0.0], [1.0]]), torch.tensor([2.0, 5.0, 4.0]))
+    (tensor([[0.],
+            [1.]]), tensor([5., 3.]), tensor([1., 2.]), tensor(2.))
+    """
+    distinct, where, counts = X.unique(dim=0, return_inverse=True, return_counts=True)
+    if len(distinct) == len(X):  # as they came
+        return X, y, torch.ones_like(y), y.new_zeros(())
+    copies = counts.to(y)
+    mean = torch.zeros_like(copies).index_add_(0, where, y) / copies
+    return distinct, mean, copies, (y - mean[where]).square().sum()
 
 
 @torch.no_grad()
@@ -243,7 +276,7 @@ def fit_exact(
     optimizer = torch.optim.Adam(gp.parameters(), lr=cg_rate, maximize=True)
     for _ in range(cg_steps if len(X) > learn_rows else 0):
         optimizer.zero_grad()
-        probes = torch.randn(len(X), PROBES, generator=generator).to(X)
+        probes = torch.randn(len(gp.X), PROBES, generator=generator).to(X)
         gp.add_log_marginal_gradient(probes)
         optimizer.step()
     return gp

@@ -44,9 +44,12 @@ def _factor(K: Tensor, jitter: float | None, name: str) -> tuple[Tensor, float]:
     scale = K.diagonal().mean()
     while True:
         added = steps[-1] * scale
-        shifted = K.clone()
+        shifted = K.mT.clone(memory_format=torch.contiguous_format).mT  # by columns, as LAPACK works
         shifted.diagonal().add_(added)
-        Lam, info = torch.linalg.cholesky_ex(shifted)
+        if shifted.requires_grad:
+            Lam, info = torch.linalg.cholesky_ex(shifted)
+        else:  # in place: a third matrix of this size may not fit
+            Lam, info = torch.linalg.cholesky_ex(shifted, out=(shifted, torch.empty(0, dtype=torch.int32).to(K.device)))
         if int(info) == 0 and bool(torch.isfinite(Lam.diagonal()).all()):
             break
         following = steps[-1] * JITTER_GROWTH or JITTER[K.dtype]

@@ -27,6 +27,10 @@ def run(
     datasets: Annotated[str | None, typer.Option(help="Comma-separated; the profile's if left out.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated; all if left out.")] = None,
     splits: Annotated[str | None, typer.Option(help="Comma-separated; the profile's if left out.")] = None,
+    betas: Annotated[
+        str | None,
+        typer.Option(help="Values of beta_reg, comma-separated, each held in a run of its own; else it is searched."),
+    ] = None,
     shard: Annotated[str, typer.Option(help="Part i of k of the grid, such as 2/4.")] = "1/1",
     results: Folder = Path("results"),
 ) -> None:
@@ -39,7 +43,10 @@ def run(
     names = _words(methods, (*METHODS, *BASELINES), "method")
     tables = _words(datasets, chosen.datasets, "data set", (*DATASETS, *chosen.datasets))
     wanted = range(chosen.splits) if splits is None else _numbers(splits)
-    specs = protocol.sharded(chosen.specs(profile, tables, names, wanted), shard)
+    held = None if betas is None else _values(betas)
+    if held is not None:
+        names = tuple(name for name in names if name in METHODS)
+    specs = protocol.sharded(chosen.specs(profile, tables, names, wanted, held), shard)
     if not specs:
         raise ValueError("That leaves nothing to run. Ask for other methods, splits or a smaller number of shards.")
     folder = results / profile
@@ -120,6 +127,16 @@ def _words(text: str | None, default: tuple[str, ...], what: str, known: tuple[s
     if unknown:
         raise ValueError(f"There is no {what} {unknown[0]!r}. Known: {', '.join(dict.fromkeys(known or default))}.")
     return found
+
+
+def _values(text: str) -> list[float]:
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= value < float("inf") for value in found):
+        raise ValueError(f"Values of beta_reg are numbers from 0 with commas between, such as 0,.05,1; got {text!r}.")
+    return list(dict.fromkeys(found))
 
 
 def _numbers(text: str) -> list[int]:

@@ -1,5 +1,6 @@
 """The paper's figures from the runs that are done: vector and PNG, one colour per method everywhere.
 
+univariate  Fig univariate: what each method predicts on a curve whose noise grows
 scores      Figs of NLL, RMSE, CRPS and noise share: a panel per data set, a dot per method with its standard error
 in_sample   Fig exact_gp_in_sample: exact GP, SVGP and PPGPR on draws from a periodic and a Matérn prior
 robustness  the effect of beta_reg between 0 and 1
@@ -22,15 +23,26 @@ from paragp.gp.exact import fit_exact
 from paragp.gp.kernels import covariance, make_kernel
 from paragp.gp.linalg import cholesky
 from paragp.gp.methods import METHODS
+from paragp.paper import toy
 from paragp.paper.protocol import BASELINES, read
 from paragp.paper.reported import reported
-from paragp.paper.tables import ABLATION, COMPARED, LABELS, METRICS, Results, results_of, standard_error
+from paragp.paper.tables import (
+    ABLATION,
+    COMPARED,
+    LABELS,
+    METRICS,
+    RAISSI_AS_PUBLISHED,
+    Results,
+    results_of,
+    standard_error,
+)
 from paragp.training.recipe import Settings, train
 
 COLOURS = {  # told apart in print and by colour-blind readers
     "map": "#999999", "svgp": "#0072b2", "gamma-robust": "#56b4e9", "od-svgp": "#009e73", "vfitc": "#cc79a7",
     "ppgpr-delta": "#f0c040", "ppgpr-mf": "#e69f00", "ppgpr-chol": "#8a3b12", "ppgpr-mfd": "#d55e00",
     "exact": "#000000", "raissi": "#7a5195",
+    RAISSI_AS_PUBLISHED: "#c4a7e0",
 }  # fmt: skip
 TITLES = {"nll": "NLL", "rmse": "RMSE", "crps": "CRPS", "noise_fraction": "noise share of the variance"}
 PANELS = 3  # in a row
@@ -58,6 +70,12 @@ def save(made: Any, folder: Path, name: str) -> list[Path]:
         with writing(file) as part:
             made.savefig(part, dpi=150, format=file.suffix[1:])
     return files
+
+
+def univariate() -> Any:
+    """Fig univariate."""
+    curve = toy.make_toy()
+    return toy.draw(curve, toy.run(curve))
 
 
 def scores(results: Results, methods: Sequence[str], metric: str) -> Any:
@@ -151,11 +169,12 @@ def drawn(kernel: Kernel, generator: torch.Generator) -> Data:
 
 
 def fitted(method: str, kernel: str, rows: Data, *, epochs: int, seed: int) -> Any:
-    """A model of these rows, by the default recipe."""
+    """A model of these rows: the exact GP, or by the default recipe from that GP's kernel on."""
     generator = torch.Generator().manual_seed(seed)
+    exact = fit_exact(kernel, rows.x, rows.y, generator=generator, iterations=EXACT_STEPS)
     if method == "exact":
-        return fit_exact(kernel, rows.x, rows.y, generator=generator, iterations=EXACT_STEPS)
-    settings = Settings(METHODS[method], kernel, n_inducing=POINTS, epochs=epochs)
+        return exact
+    settings = Settings(METHODS[method], exact.kernel, n_inducing=POINTS, epochs=epochs)
     return train(settings, rows, generator=generator).model
 
 
@@ -189,6 +208,7 @@ def figures(folder: Path, profile: str, growth: Path | None = None) -> list[Path
         for name, methods in (("", (*COMPARED, *BASELINES)), ("ablation-", ABLATION)):
             if any(results.scores(dataset, method, metric) for dataset in results.datasets for method in methods):
                 files += save(scores(results, methods, metric), place, f"{name}{metric.replace('_', '-')}")
+    files += save(univariate(), place, "univariate")
     files += save(in_sample(), place, "in-sample")
     by_beta = of_beta(read(folder))
     if by_beta:

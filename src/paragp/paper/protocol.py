@@ -67,15 +67,25 @@ class Profile:
     baseline_steps: int | None = None  # of the baselines' own training, if not what they take by default
     every_value: bool = False  # a run for each value of a method's grid, as in the paper; else one that searches
 
-    def specs(self, name: str, datasets: Iterable[str], methods: Iterable[str], splits: Iterable[int]) -> list[Spec]:
-        """The grid: all splits of a set before the next set, so that what is done can be compared early."""
+    def specs(
+        self,
+        name: str,
+        datasets: Iterable[str],
+        methods: Iterable[str],
+        splits: Iterable[int],
+        betas: Iterable[float] | None = None,
+    ) -> list[Spec]:
+        """The grid: all splits of a set before the next set, so that what is done can be compared early.
+
+        With `betas` a run for each of these values of beta_reg instead.
+        """
         return [
             Spec(name, dataset, method, k, self.M, self.recipe, *self._lengths(dataset, method), beta, gamma)
             for dataset in datasets
             for k in splits
             for method in methods
             if method != "exact" or k < EXACT_SPLITS.get(dataset, self.exact_splits)
-            for beta, gamma in self.values(method)
+            for beta, gamma in (self.values(method) if betas is None else [(beta, None) for beta in betas])
         ]
 
     def _lengths(self, dataset: str, method: str) -> tuple[int | None, int | None]:
@@ -87,7 +97,7 @@ class Profile:
 
     def values(self, method: str) -> list[tuple[float | None, float | None]]:
         """Of beta_reg and gamma, one run each; None is searched within a run."""
-        if not self.every_value or method in BASELINES:
+        if not self.every_value or method not in METHODS:
             return [(None, None)]
         row = METHODS[method]
         return [(beta, gamma) for beta in row.beta for gamma in row.gamma or (None,)]

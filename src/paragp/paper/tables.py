@@ -25,21 +25,36 @@ from paragp.paper.reported import reported
 METRICS = ("nll", "rmse", "crps")
 COMPARED = ("map", "gamma-robust", "svgp", "od-svgp", "vfitc", "ppgpr-mfd")  # Table 1
 ABLATION = ("map", "svgp", "ppgpr-delta", "ppgpr-mf", "ppgpr-chol", "ppgpr-mfd")  # Table 2
-LABELS = {name: method.label for name, method in METHODS.items()} | {"exact": "Exact", "raissi": "Raissi et al."}
+RAISSI_AS_PUBLISHED = "raissi-without-noise"  # its authors' predictive variance leaves the noise out
+LABELS = {name: method.label for name, method in METHODS.items()} | {
+    "exact": "Exact", "raissi": "Raissi et al.", RAISSI_AS_PUBLISHED: "Raissi et al., no noise",
+}  # fmt: skip
+
+Value = tuple[float | None, float | None]  # of beta_reg and gamma, as asked for: None is searched within a run
 
 
 class Results:
-    """Test scores by data set, method and split; of a method's values only once all of them are there."""
+    """Test scores by data set, method and split.
 
-    def __init__(self, runs: Iterable[dict[str, Any]], needed: Callable[[str], int] = lambda method: 1) -> None:
-        found: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    `values` are what the profile runs of a method: it counts once all of them are there, and other runs do not.
+    """
+
+    def __init__(
+        self, runs: Iterable[dict[str, Any]], values: Callable[[str], Sequence[Value]] = lambda method: [(None, None)]
+    ) -> None:
+        found: dict[tuple[str, str, int], dict[Value, dict[str, Any]]] = {}
         for run in runs:
             spec = run["spec"]
-            found.setdefault((spec["dataset"], spec["method"], spec["split"]), []).append(run)
+            value = spec["beta"], spec["gamma"]
+            if value in values(spec["method"]):
+                found.setdefault((spec["dataset"], spec["method"], spec["split"]), {})[value] = run
+                if "without_noise" in run:
+                    key = spec["dataset"], RAISSI_AS_PUBLISHED, spec["split"]
+                    found[key] = {value: run["without_noise"]}
         self.runs = {
-            key: min(values, key=lambda run: run["valid"]["nll"])
-            for key, values in found.items()
-            if len(values) >= needed(key[1])
+            key: min(by_value.values(), key=lambda run: run["valid"]["nll"])
+            for key, by_value in found.items()
+            if len(by_value) == len(values(key[1]))
         }
 
     @property
@@ -186,7 +201,7 @@ def complete_table(results: Results, profile: str) -> Table:
 
 def results_of(folder: Path, profile: str) -> Results:
     """What is done of a profile."""
-    results = Results(read(folder), lambda method: len(PROFILES[profile].values(method)))
+    results = Results(read(folder), PROFILES[profile].values)
     if not results.runs:
         raise ValueError(f"There are no runs in {folder}. Make some with: paragp paper run --profile {profile}")
     return results

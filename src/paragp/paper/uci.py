@@ -1,7 +1,6 @@
 """A run of the comparison on univariate regression tables (Sec. Experiments): from a spec to test scores."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -73,8 +72,12 @@ def exact(spec: Spec, parts: Split) -> dict[str, Any]:
         "matern52", rows.x, rows.y, generator=generator, iterations=spec.epochs or EXACT_STEPS, learn_rows=EXACT_ROWS,
         cg_steps=0,
     )  # fmt: skip
-    predict = partial(gp.predict, factor=gp.factorise())
-    return {**_scored(predict, parts), "noise_std": float(gp.noise.detach()) ** 0.5, "solver": gp.solver}
+    gp.double()  # tens of thousands of rows leave single precision no digits
+    factor = gp.factorise()
+    return {
+        **_scored(lambda x: gp.predict(x.double(), factor=factor), parts),
+        "noise_std": float(gp.noise.detach()) ** 0.5, "solver": gp.solver, "distinct_rows": len(gp.X),
+    }  # fmt: skip
 
 
 def raissi(spec: Spec, parts: Split) -> dict[str, Any]:
