@@ -68,8 +68,9 @@ SPECS = [Spec("smoke", "diabetes", method, 0, 5, "auto", epochs=1) for method in
 def test_what_is_done_is_not_done_again_and_a_failure_keeps_nothing_else(tmp_path, capsys):
     called = []
 
-    def execute(spec):
+    def execute(spec, tick):
         called.append(spec.method)
+        tick()
         if spec.method == "svgp":
             raise OSError("the disk is away")
         return {
@@ -93,14 +94,14 @@ def test_what_is_done_is_not_done_again_and_a_failure_keeps_nothing_else(tmp_pat
 
 
 def test_a_file_of_another_spec_is_not_taken_for_done(tmp_path):
-    run(SPECS[:1], tmp_path, lambda spec: {"scores": {}, "valid": {}})
+    run(SPECS[:1], tmp_path, lambda *_: {"scores": {}, "valid": {}})
     assert missing(SPECS[:1], tmp_path) == []
     with pytest.raises(ValueError, match="was made with M = 5, and 50 is wanted"):
         missing([replace(SPECS[0], M=50)], tmp_path)
 
 
 def test_files_that_are_being_written_are_no_runs(tmp_path):
-    run(SPECS[:1], tmp_path, lambda spec: {"scores": {}, "valid": {}})
+    run(SPECS[:1], tmp_path, lambda *_: {"scores": {}, "valid": {}})
     (tmp_path / ".diabetes-svgp-0-1234abcd.json").write_text('{"spec": {"data')
     assert len(list(protocol.read(tmp_path))) == 1
     (tmp_path / "diabetes-svgp-0.json").write_text('{"spec": {"data')

@@ -7,6 +7,7 @@ under `timing/`.
 """
 
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -157,12 +158,13 @@ def _read(file: Path) -> dict[str, Any]:
 def run(
     specs: list[Spec],
     folder: Path,
-    execute: Callable[[Spec], dict[str, Any]],
+    execute: Callable[[Spec, Callable[[], None]], dict[str, Any]],
     *,
     show_progress: bool | None = None,
 ) -> dict[str, str]:
     """Do what is missing; returns what failed, by name, with the reason, which is also said at once.
 
+    `execute(spec, tick)` calls `tick` after each epoch or step, so that a long run shows signs of life.
     A run that fails does not keep the others from being done, and is tried again the next time.
     """
     failures: dict[str, str] = {}
@@ -170,9 +172,13 @@ def run(
         for spec in specs:
             bar.set_description(f"{spec.name} ({len(failures)} failed)" if failures else spec.name)
             if missing([spec], folder):  # another process may have been here
-                start = time.perf_counter()
+                start, ticks = time.perf_counter(), itertools.count(1)
+
+                def tick(ticks: Iterator[int] = ticks) -> None:
+                    bar.set_postfix_str(f"step {next(ticks)}")
+
                 try:
-                    found = execute(spec)
+                    found = execute(spec, tick)
                     check_scores(found)
                 except Exception as error:
                     failures[spec.name] = f"{type(error).__name__}: {error}"

@@ -10,6 +10,8 @@ C = S K_MM^-1 k_X is the covariance of u with the batch. S shrinks with every ba
 and whatever the kernel was then: what remains of the uncertainty is far too small.
 """
 
+from collections.abc import Callable
+
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
@@ -89,6 +91,7 @@ def fit_raissi(
     generator: torch.Generator,
     kernel: str | Kernel = "matern52",
     batch_size: int = BATCH,
+    progress: Callable[[], object] | None = None,
 ) -> RaissiGP:
     """Train on standardised rows, batch after batch."""
     data = Data(data.x.double(), data.y.double())
@@ -101,6 +104,8 @@ def fit_raissi(
             model.step(batch).backward()
             optimizer.step()
             done += 1
+            if progress is not None:
+                progress()
             if done == iterations:
                 break
     return model

@@ -20,6 +20,8 @@ SCORES = ("nll", "rmse", "crps", "noise_fraction")
 EXACT_STEPS, RAISSI_STEPS = 100, 1000
 EXACT_ROWS = 4000  # that the exact GP's hyper-parameters are learned on; it is conditioned on all
 
+Tick = Callable[[], object]  # called after each epoch or step
+
 
 def table(name: str) -> Table:
     """A table by name; "diabetes" comes with scikit-learn."""
@@ -36,10 +38,10 @@ def scores(dist: PredictiveDistribution, y: Any) -> dict[str, float]:
     return {name: METRICS[name](dist if name == "noise_fraction" else floored, y) for name in SCORES}
 
 
-def execute(spec: Spec) -> dict[str, Any]:
+def execute(spec: Spec, tick: Tick = lambda: None) -> dict[str, Any]:
     """Train as the spec says and score; nothing in the result depends on when or where."""
     parts = split(table(spec.dataset), spec.split)
-    return BY_NAME.get(spec.method, scalable)(spec, parts)
+    return BY_NAME.get(spec.method, scalable)(spec, parts, tick)
 
 
 def settings(spec: Spec) -> Settings:
@@ -49,11 +51,11 @@ def settings(spec: Spec) -> Settings:
     )  # fmt: skip
 
 
-def scalable(spec: Spec, parts: Split) -> dict[str, Any]:
+def scalable(spec: Spec, parts: Split, tick: Tick) -> dict[str, Any]:
     rows, _, held_out = (tensors(part) for part in parts)
     wanted = settings(spec)
     config = wanted.config(len(rows.y))
-    trained = train(wanted, rows, held_out, generator=torch.Generator().manual_seed(0))
+    trained = train(wanted, rows, held_out, generator=torch.Generator().manual_seed(0), on_epoch=lambda _: tick())
     return {
         **_scored(trained.model.predict, parts), "beta": trained.beta, "gamma": trained.gamma,
         "training": {
@@ -65,12 +67,12 @@ def scalable(spec: Spec, parts: Split) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def exact(spec: Spec, parts: Split) -> dict[str, Any]:
+def exact(spec: Spec, parts: Split, tick: Tick) -> dict[str, Any]:
     rows = tensors(parts.train)
     generator = torch.Generator().manual_seed(0)
     gp = fit_exact(
         "matern52", rows.x, rows.y, generator=generator, iterations=spec.epochs or EXACT_STEPS, learn_rows=EXACT_ROWS,
-        cg_steps=0,
+        cg_steps=0, progress=tick,
     )  # fmt: skip
     gp.double()  # tens of thousands of rows leave single precision no digits
     factor = gp.factorise()
@@ -80,17 +82,18 @@ def exact(spec: Spec, parts: Split) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def raissi(spec: Spec, parts: Split) -> dict[str, Any]:
+def raissi(spec: Spec, parts: Split, tick: Tick) -> dict[str, Any]:
     """Its predictive variance with the noise, and as its authors' code has it, without."""
     rows = tensors(parts.train)
     generator = torch.Generator().manual_seed(0)
-    model = fit_raissi(rows, M=spec.M, generator=generator, iterations=spec.epochs or RAISSI_STEPS)
+    model = fit_raissi(rows, M=spec.M, generator=generator, iterations=spec.epochs or RAISSI_STEPS, progress=tick)
     noise = float(model.noise.detach()) ** 0.5
     without = _scored(model.predict_function, parts)
     return {**_scored(model.predict, parts), "noise_std": noise, "without_noise": without}
 
 
-BY_NAME: dict[str, Callable[[Spec, Split], dict[str, Any]]] = {"exact": exact, "raissi": raissi}  # not in the registry
+Runner = Callable[[Spec, Split, Tick], dict[str, Any]]
+BY_NAME: dict[str, Runner] = {"exact": exact, "raissi": raissi}  # not in the registry
 
 
 def _scored(predict: Callable[[torch.Tensor], PredictiveDistribution], parts: Split) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Config:
     schedule: Callable[[float], float] = steps  # the share of the learning rate by the share of the training done
     rates: dict[str, float] = field(default_factory=dict)  # its share by the start of a parameter's name
     solves_per_epoch: int = 1  # where there is something to solve for
+    memory: float = 0.999  # Adam's beta_2: of the squared gradients by which it scales its steps
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "learning_rate", "solves_per_epoch"):
@@ -123,7 +124,7 @@ def fit(
     model.train()
     with _Guard(model, history) as guard:
         solved = [] if solve is None else solve(model)
-        optimizer = torch.optim.Adam(_groups(model, solved, config), fused=True)
+        optimizer = torch.optim.Adam(_groups(model, solved, config), betas=(0.9, config.memory), fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.schedule(step / total_steps))
         for epoch in range(1, config.epochs + 1):
             total, rate = 0.0, float(schedule.get_last_lr()[0])

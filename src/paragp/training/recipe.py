@@ -53,6 +53,7 @@ class Recipe:
     solves: bool  # whether the mean (and S', where it can be) is solved for as training goes on
     learning_rate: Callable[[int], float]  # by the steps of a training
     rates: dict[str, float]  # shares of it by the start of a parameter's name
+    memory: float  # Adam's beta_2
     schedule: Callable[[float], float]
     stops: bool  # whether training stops early and keeps its best state; else the last state of a trial counts
     steps: Callable[[int], float]  # of the optimizer that a training on so many rows aims at
@@ -80,14 +81,20 @@ def by_steps(steps: int) -> float:
 # Variances that sharpen before the mean has learned let it give up on what is hard: inducing points move fastest.
 SLOWLY = {"kernel": 0.6, "likelihood": 0.6, "family.S": 0.6}
 
+# One batch with an extreme row moves every parameter by up to (1 - beta_1) / sqrt(1 - beta_2) learning rates at once,
+# and by some thirty of them until it is forgotten with the usual .999; by ten with this.
+SHORT = 0.99
+
 RECIPES = {
     "auto": Recipe(
         kernel_rows=1000, kernel_iterations=60, solves=True,
-        learning_rate=by_steps, rates=SLOWLY, schedule=cosine, stops=True, steps=by_rows, epochs=(10, 100),
+        learning_rate=by_steps, rates=SLOWLY, memory=SHORT, schedule=cosine, stops=True,
+        steps=by_rows, epochs=(10, 100),
     ),
     "adam": Recipe(  # the paper's
         kernel_rows=0, kernel_iterations=0, solves=False,
-        learning_rate=lambda _: 0.01, rates={}, schedule=steps, stops=False, steps=by_rows, epochs=(400, 400),
+        learning_rate=lambda _: 0.01, rates={}, memory=0.999, schedule=steps, stops=False,
+        steps=by_rows, epochs=(400, 400),
     ),
 }  # fmt: skip
 
@@ -127,6 +134,7 @@ class Settings:
             solves_per_epoch=min(MOST_SOLVES, max(1, batches // STEPS_PER_SOLVE)),
             schedule=recipe.schedule,
             rates=recipe.rates,
+            memory=recipe.memory,
         )
 
 

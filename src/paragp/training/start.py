@@ -15,14 +15,16 @@ from paragp.gp.linalg import NotPositiveDefiniteError, log_density
 from paragp.gp.model import INITIAL_NOISE, Noise
 
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
-PRIOR_DEVIATION = 2.0  # of the logarithm of each positive parameter around where it starts: a factor of 7
+# Of the prior on the logarithm of each positive parameter around where it starts. A kernel that suits the mean of a
+# sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
+PRIOR_DEVIATION = 0.5
 
 
 def fit_kernel(kernel: Kernel, data: Data, *, rows: int, iterations: int, generator: torch.Generator) -> float:
     """Set a kernel's parameters by the marginal likelihood of a sample of rows (Eqn marg), and return the noise.
 
-    The exact GP of at most `rows` rows, in float64, with a weak prior that keeps every positive parameter in reach of
-    where it starts (an input that a sample shows to be irrelevant has no largest lengthscale otherwise). w copies of a
+    The exact GP of at most `rows` rows, in float64, with a prior that keeps every positive parameter in reach of where
+    it starts (an input that a sample shows to be irrelevant has no largest lengthscale otherwise). w copies of a
     row are one row with a w-th of the noise and a factor N(0 | 0, noise)^(w - 1) for their agreement. Where there is no
     factor at all the kernel stays as it is.
     """
@@ -59,7 +61,7 @@ class _Start(nn.Module):
         self.kernel, self.noise = kernel, noise
 
     def logarithms(self) -> Tensor:
-        """Of the noise and of the kernel's positive parameters; one vector."""
+        """Of the kernel's positive parameters and of the noise; one vector."""
         values = [
             constraint.transform(parameter).reshape(-1)
             for _, parameter, constraint in self.kernel.named_parameters_and_constraints()
