@@ -33,14 +33,17 @@ from paragp.training.recipe import RECIPES, Settings, new_model, train
 
 FOLDER = pathlib.Path(__file__).parent / "results" / "quality"
 TREES, PATIENCE = 2000, 50
-DEFAULTS = {"recipe": "auto", "M": 1000, "beta": None, "seed": 0}  # other values stand in a run's name
+DEFAULTS = {"recipe": "auto", "M": 1000, "M_mean": None, "beta": None, "seed": 0}  # other values stand in a run's name
 
 
 def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
     """One training with the library's defaults; its test scores after each epoch, the clock stopped meanwhile."""
     train_rows, test_rows, valid_rows = (tensors(part) for part in parts)
     generator = torch.Generator().manual_seed(options.seed)
-    settings = Settings(METHODS[method], n_inducing=options.M, recipe=RECIPES[options.recipe], beta=options.beta)
+    settings = Settings(
+        METHODS[method], n_inducing=options.M_mean or options.M, n_inducing_variance=options.M,
+        recipe=RECIPES[options.recipe], beta=options.beta,
+    )  # fmt: skip
     curve, paused, start = [], 0.0, time.perf_counter()
 
     def score(model: ParametricGP) -> dict[str, float]:
@@ -100,7 +103,7 @@ PEERS = {"catboost": catboost, "ngboost": ngboost}
 
 def run(name: str, method: str, k: int, options: argparse.Namespace) -> dict:
     """A run, from its file if it has one that serves."""
-    wanted = {"recipe": options.recipe, "M": options.M, "beta": options.beta, "seed": options.seed}
+    wanted = {key: getattr(options, key) for key in DEFAULTS}
     given = {key: value for key, value in wanted.items() if value != DEFAULTS[key]} if method not in PEERS else {}
     words = [name, method, str(k), *(f"{key}={value}" for key, value in given.items())]
     file = pathlib.Path(options.folder) / f"{'-'.join(words)}.json"
@@ -110,7 +113,8 @@ def run(name: str, method: str, k: int, options: argparse.Namespace) -> dict:
             return found
     parts = split(load(name), k)
     found = {"dataset": name, "method": method, "recipe": options.recipe, "split": k, "seed": options.seed}
-    found |= PEERS[method](parts, options) if method in PEERS else {"M": options.M, **ours(method, parts, options)}
+    sizes = {"M": options.M, "M_mean": options.M_mean}
+    found |= PEERS[method](parts, options) if method in PEERS else {**sizes, **ours(method, parts, options)}
     found["machine"] = machine.describe()
     with writing(file) as part:
         part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -175,6 +179,7 @@ def main() -> None:
     parser.add_argument("--splits", default="0,1,2")
     parser.add_argument("--seed", type=int, default=DEFAULTS["seed"])
     parser.add_argument("--M", type=int, default=DEFAULTS["M"])
+    parser.add_argument("--M-mean", dest="M_mean", type=int, help="points of the mean, if not as many")
     parser.add_argument("--beta", type=float, help="of the regulariser; without it the grid is searched")
     parser.add_argument("--recipe", default="auto", choices=list(RECIPES))
     parser.add_argument("--curve", action="store_true", help="score the test rows after each epoch")

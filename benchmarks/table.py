@@ -108,6 +108,25 @@ def quality_table(methods: tuple[str, ...] = ("ppgpr-mfd", "svgp", "catboost", "
     return markdown(["data set", "method", "splits", "NLL", "RMSE", "CRPS", "seconds"], lines, words=2)
 
 
+def tradeoff_runs(name: str, method: str, split: int) -> list[tuple[str, dict]]:
+    """The default run and those with one setting held, of one split."""
+    stem = f"{name}-{method}-{split}"
+    files = [RESULTS / "quality" / f"{stem}.json", *sorted((RESULTS / "quality").glob(f"{stem}-*=*.json"))]
+    labels = ["the default", *(file.stem.removeprefix(f"{stem}-").replace("=", " = ") for file in files[1:])]
+    return [(label, json.loads(file.read_text(encoding="utf-8"))) for label, file in zip(labels, files, strict=True)]
+
+
+def tradeoff_table(name: str = "pol", method: str = "ppgpr-mfd", split: int = 0) -> str:
+    """The scores of the model that was kept, and the lowest RMSE and NLL that a run passed on its way."""
+    lines = []
+    for label, run in tradeoff_runs(name, method, split):
+        passed = [min(point[key] for point in run["curve"]) for key in ("nll", "rmse")]
+        scores = [f"{run['nll']:.3f}", f"{run['rmse']:.4f}", f"{run['crps']:.4f}"]
+        lines.append([label, *scores, f"{passed[0]:.3f}", f"{passed[1]:.4f}", f"{run['noise_fraction']:.2f}"])
+    columns = [f"{name}, split {split}", "NLL", "RMSE", "CRPS", "lowest NLL", "lowest RMSE", "noise share"]
+    return markdown(columns, lines)
+
+
 def soonest_table(method: str = "ppgpr-mfd") -> str:
     """When each side first reached the NLL at which GPyTorch ended; split 0, of the sets that both were run on."""
     lines = []
