@@ -15,6 +15,7 @@ import os
 import reprlib
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ from gpytorch import constraints, kernels
 from gpytorch.kernels import Kernel
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from paragp.atomic import check_place, writing_folder
 from paragp.data.tables import Target, encode, from_records, matrix_names, to_records
 from paragp.fitted import Fitted
 from paragp.gp.covariances import Dense
 from paragp.gp.exact import ExactGP
+from paragp.gp.features import embedded, layers, sizes_of
 from paragp.gp.kernels import covariance, kernel_name
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
@@ -78,6 +80,7 @@ def save(
         "kernel": describe(model.kernel),
         "noise_floor": model.likelihood.floor,
         "solver": model.solver if isinstance(model, ExactGP) else None,
+        "features": _described(model),
         "columns": to_records(fitted.columns),
         "target": asdict(fitted.target),
         "feature_names": feature_names,
@@ -117,9 +120,10 @@ def check_destination(path: Path, *, overwrite: bool) -> None:
 
 def _check_twin(model: ParametricGP | ExactGP, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Refuse a model that would not come back as it is."""
-    d = len(matrix_names(from_records(config["columns"])))
-    twin = _assemble(config, tensors).model
-    if not torch.equal(_kernel_values(model.kernel, d), _kernel_values(twin.kernel, d)):
+    features = getattr(model, "features", None)
+    twin = _assemble(config, tensors, copy.deepcopy(features)).model
+    p = tensors["X" if isinstance(model, ExactGP) else "family.Z"].shape[1]
+    if not torch.equal(_kernel_values(model.kernel, p), _kernel_values(twin.kernel, p)):
         raise ValueError(
             f"The kernel {kernel_name(model.kernel)} cannot be stored: rebuilt from its parts it gives other values."
         )
@@ -128,15 +132,25 @@ def _check_twin(model: ParametricGP | ExactGP, config: dict[str, Any], tensors: 
 # --- reading ---
 
 
-def load(path: str | os.PathLike[str]) -> tuple[Fitted, list[str] | None]:
-    """The fitted model of a folder written by `save`, and the feature names it was fitted with (None: an array)."""
+def load(path: str | os.PathLike[str], *, features: nn.Module | None = None) -> tuple[Fitted, list[str] | None]:
+    """The fitted model of a folder written by `save`, and the feature names it was fitted with (None: an array).
+
+    A folder holds no code: where the kernel stands behind a module that is more than layers with ReLU between them,
+    `features` is a module of that form, whose values are then those that were saved.
+    """
     path = Path(path)
     config = read_config(path)
+    stored = config.get("features")
+    if isinstance(stored, str) and features is None:
+        raise ModelFileError(
+            f"{path} holds the values of a features module ({stored!r}) and, as no code is stored, not the module. "
+            "Pass one of the same form: load(path, features=module)."
+        )
     data = _tensor_bytes(path, config)
     if hashlib.sha256(data).hexdigest() != config.get("tensors_sha256"):
         raise ModelFileError(f"{path / TENSORS} is truncated or was altered: its checksum is not the one in {CONFIG}.")
     try:
-        return _assemble(config, load_tensors(data)), config["feature_names"]
+        return _assemble(config, load_tensors(data), copy.deepcopy(features)), config["feature_names"]
     except Exception as error:  # anyone may have written the folder: whatever goes wrong here is wrong there
         raise ModelFileError(f"{path} cannot be read as a model: {_sentence(error)}") from error
 
@@ -194,7 +208,7 @@ def _tensor_bytes(path: Path, config: dict[str, Any]) -> bytes:
     return _bytes(path / TENSORS)
 
 
-def _assemble(config: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
+def _assemble(config: dict[str, Any], tensors: dict[str, Tensor], features: nn.Module | None = None) -> Fitted:
     """A model from its parts, of which nothing is taken for granted."""
     if config["tensors"] != _announced(tensors):
         raise ValueError("the tensors are not those that the config announces")
@@ -208,7 +222,7 @@ def _assemble(config: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
     if not isinstance(config["library"], str) or not config["library"].isprintable():
         raise ValueError("the config does not name the library that wrote it")
     _check_summary(summary)
-    model = _model(config, tensors, d)
+    model = _model(config, tensors, d, features)
     found, expected = _announced(tensors), _announced(model.state_dict())
     for name in sorted(found | expected):
         if found.get(name) != expected.get(name):
@@ -219,13 +233,37 @@ def _assemble(config: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
     for name, tensor in tensors.items():
         if tensor.isnan().any() or (not name.endswith("_bound") and tensor.isinf().any()):  # a bound may be infinite
             raise ValueError(f"the tensor {name!r} holds NaN or infinite values")
-    if not bool(_kernel_values(model.kernel, d).isfinite().all()):
+    p = model.X.shape[1] if isinstance(model, ExactGP) else model.family.Z.shape[1]
+    if not bool(_kernel_values(model.kernel, p).isfinite().all()):
         raise ValueError("the kernel gives NaN or infinite values")
     return Fitted(config["method"], model, columns, target, summary)
 
 
-def _model(config: dict[str, Any], tensors: dict[str, Tensor], d: int) -> Any:
+def _described(model: ParametricGP | ExactGP) -> list[int] | str | None:
+    """The features as sizes of layers, or by the name of their class; None where there are none."""
+    features = getattr(model, "features", None)
+    if features is None or isinstance(features, nn.Identity):
+        return None
+    return sizes_of(features) or type(features).__name__
+
+
+def _rebuilt(stored: Any, features: nn.Module | None, d: int) -> tuple[nn.Module | None, int]:
+    """The module before the kernel, still without its values, and the number of its features."""
+    if stored is None:
+        return None, d
+    if isinstance(stored, str):
+        if features is None:
+            raise ValueError("the module of the features is not stored")
+        return features, embedded(features, torch.zeros(1, d).to(next(features.parameters()))).shape[1]
+    if not isinstance(stored, list) or not stored or not all(type(size) is int and size > 0 for size in stored):
+        raise ValueError("the sizes of the network are not whole numbers above 0")
+    return layers(d, stored), stored[-1]
+
+
+def _model(config: dict[str, Any], tensors: dict[str, Tensor], d: int, features: nn.Module | None) -> Any:
     """A model of the right shape; its values are loaded next."""
+    _check_layers(config["features"], tensors, d)
+    features, d = _rebuilt(config["features"], features, d)
     method, floor, kernel = config["method"], config["noise_floor"], build(config["kernel"], d)
     if not _is_number(floor) or not 0 <= floor < 0.1:
         raise ValueError("the noise floor is not a small number")
@@ -244,7 +282,16 @@ def _model(config: dict[str, Any], tensors: dict[str, Tensor], d: int) -> Any:
     M = len(points if Z_variance is None else Z_variance)
     if row.covariance is Dense and tensors["family.S.L"].shape != (M, M):  # before that much memory is taken
         raise ValueError(f"the covariance of {M} inducing points is of another size")
-    return row.model(kernel, points, Z_variance, noise_floor=floor)
+    return row.model(kernel, points, Z_variance, noise_floor=floor, features=features)
+
+
+def _check_layers(stored: Any, tensors: dict[str, Tensor], d: int) -> None:
+    """Refuse sizes that the tensors do not have, before that much memory is taken."""
+    if isinstance(stored, list):
+        for i, (width, size) in enumerate(pairwise([d, *stored])):
+            weight = tensors.get(f"features.{2 * i}.weight")
+            if weight is None or list(weight.shape) != [size, width]:
+                raise ValueError("the layers of the network are of other sizes")
 
 
 def _target(record: Any) -> Target:

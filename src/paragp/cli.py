@@ -83,6 +83,9 @@ def fit(
     method: Annotated[str, typer.Option(help="A name that `paragp methods` lists.")] = "ppgpr-mfd",
     inducing: Annotated[int, typer.Option(help="Inducing points: more is finer and slower.", min=1)] = 1000,
     kernel: Annotated[str, typer.Option(help="The covariance function.")] = "matern52",
+    features: Annotated[
+        str | None, typer.Option(help="Sizes of a network before the kernel, such as 256,128,64; none if left out.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="At most so many passes; by the rows if left out.", min=1)] = None,
     recipe: Annotated[str, typer.Option(help="auto, or adam: the paper's 400 epochs.")] = "auto",
     beta: Annotated[float | None, typer.Option(help="Weight of the regulariser; searched if left out.", min=0)] = None,
@@ -118,6 +121,7 @@ def fit(
         method,
         n_inducing=inducing,
         kernel=kernel,
+        features=None if features is None else _sizes(features),
         max_epochs="auto" if epochs is None else epochs,
         recipe=recipe,
         beta="auto" if beta is None else beta,
@@ -338,6 +342,12 @@ def _extra(path: Path, inputs: list[str], *others: str) -> list[str]:
 def _mention(extra: list[str]) -> None:
     if extra:
         _say(f"Note: columns the model does not know are left out: {some(extra, 10)}.")
+
+
+def _sizes(text: str) -> list[int]:
+    if not all(word.strip().isdecimal() for word in text.split(",")):
+        raise ValueError(f"Sizes are whole numbers with commas between, such as 256,128,64; got {text!r}.")
+    return [int(word) for word in text.split(",")]
 
 
 def _levels(text: str) -> list[float]:

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from paragp.artefact import load, plain, save
 from paragp.checks import (
+    check_features,
     check_kernel,
     check_number,
     find_device,
@@ -43,6 +44,7 @@ from paragp.data.tables import (
 )
 from paragp.fitted import Fitted
 from paragp.gp.exact import fit_exact, fit_fitc
+from paragp.gp.features import check_module, warn_if_collapsed
 from paragp.gp.kernels import KERNELS
 from paragp.gp.methods import METHODS
 from paragp.metrics import evaluate
@@ -58,7 +60,14 @@ PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` 
 JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
 MOST_COPIES = 10**6  # rows that weights may make of a table for a full-batch method
 HEAVIEST = 1e15  # the largest weight lies below, and above one over it: float32 must hold sums of them
-FORM = ("method", "kernel", "n_inducing", "n_inducing_variance", "categorical_features")  # what a model is made by
+FORM = (
+    "method",
+    "kernel",
+    "features",
+    "n_inducing",
+    "n_inducing_variance",
+    "categorical_features",
+)  # what a model is made by
 
 
 class ParametricGPRegressor(RegressorMixin, BaseEstimator):
@@ -77,6 +86,10 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     n_inducing_variance : int or None
         Inducing points of the variance, for "ppgpr-mfd" and "od-svgp"; None: as many as `n_inducing`.
     kernel : "matern12", "matern32", "matern52", "rbf", "rq", ... or a gpytorch kernel
+    features : None, sizes such as (256, 128, 64), or a torch module
+        A network before the kernel, trained with it: layers of these sizes with ReLU between them, or a module that
+        takes the encoded, standardised inputs (b, d) to features (b, p) (it is copied, not changed). Inducing points
+        then live among its outputs. Not for "exact" and "fitc".
     beta : float or "auto"
         Weight beta_reg of the regulariser. "auto" searches the paper's grid on validation rows.
     gamma : float or "auto"
@@ -135,6 +148,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         n_inducing: int = 1000,
         n_inducing_variance: int | None = None,
         kernel: Any = "matern52",
+        features: Any = None,
         beta: float | str = "auto",
         gamma: float | str = "auto",
         recipe: str = "auto",
@@ -155,6 +169,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self.n_inducing = n_inducing
         self.n_inducing_variance = n_inducing_variance
         self.kernel = kernel
+        self.features = features
         self.beta = beta
         self.gamma = gamma
         self.recipe = recipe
@@ -218,10 +233,13 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         target = self.fitted_.target if again else fit_target(y, name, weights)
         x = encode(columns, X)
         warn_of_constants(x, y)
-        check_kernel(self.kernel, x)
+        if self.features is None:
+            check_kernel(self.kernel, x)
         dtype = torch.float64 if small else getattr(torch, self.dtype)
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         data = _rows(x, target.encode(y), weights, place)
+        if isinstance(self.features, torch.nn.Module):
+            check_module(self.features, data.x)
         validation, validation_rows = None, 0
         if X_val is not None:
             X_val, y_val, weights_val = self._checked(X_val, y_val, sample_weight_val, columns)
@@ -249,6 +267,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self.validation_scores_ = None if validation is None else self._scores(validation)
         self.fitted_.summary |= {
             "kernel": self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__,
+            "features": plain(self.features) if _storable(self.features) else type(self.features).__name__,
             "validation_scores": self.validation_scores_,
             "seconds": time.perf_counter() - start,
             "parameters": {
@@ -268,6 +287,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             self.kernel,
             self.n_inducing,
             self.n_inducing_variance,
+            features=self.features,
             beta=_given(self.beta, float),
             gamma=_given(self.gamma, float),
             epochs=_given(self.max_epochs, int),
@@ -284,6 +304,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self.n_iter_ = len(self.history_)
         self.beta_, self.gamma_ = trained.beta, trained.gamma
         family = trained.model.family
+        if self.features is not None:
+            warn_if_collapsed(trained.model.features, data.x)
         return trained.model, {
             "epochs": self.n_iter_, "best_epoch": trained.best_epoch, "beta": trained.beta, "gamma": trained.gamma,
             "inducing_points": len(family.Z), "inducing_points_of_the_variance": len(family.variance_points),
@@ -422,12 +444,18 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         save(self.fitted_, path, feature_names=names, overwrite=overwrite, keep_rows=keep_rows)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The estimator of a folder written by `save`; it predicts as the saved one did, to the bit."""
-        fitted, names = load(path)
+    def load(cls, path: str | os.PathLike[str], *, features: torch.nn.Module | None = None) -> Self:
+        """The estimator of a folder written by `save`; it predicts as the saved one did, to the bit.
+
+        A folder holds values and no code: a model with a module of your own before its kernel asks for a module of
+        that form in `features`.
+        """
+        fitted, names = load(path, features=features)
         kernel, stored = fitted.summary["kernel"], fitted.summary["parameters"]
         parameters = {name: stored[name] for name in cls._get_param_names() if name in stored}
         parameters |= {"method": fitted.method, "kernel": kernel if kernel in KERNELS else fitted.model.kernel}
+        if isinstance(fitted.summary.get("features"), str):
+            parameters["features"] = fitted.model.features
         estimator = cls(**parameters)
         estimator.fitted_ = fitted
         estimator._form = {name: getattr(estimator, name) for name in FORM}
@@ -527,6 +555,9 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
                 )
         elif not isinstance(self.kernel, gpytorch.kernels.Kernel):
             raise ValueError(f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}.")
+        check_features(self.features)
+        if self.features is not None and self.method in FULL_BATCH:
+            raise ValueError(f"method={self.method!r} takes no features. Choose a method of paragp.METHODS.")
         if self.recipe not in RECIPES:
             raise ValueError(f"recipe must be one of {', '.join(RECIPES)}; got {self.recipe!r}.")
         if self.dtype not in ("float32", "float64"):

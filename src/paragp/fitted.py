@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paragp.data.tables import Array, Column, Target, encode, matrix_names, n_rows, owners, row_blocks
 from paragp.gp.exact import ExactGP
@@ -73,9 +73,9 @@ class Fitted:
 
     @property
     def lengthscales(self) -> dict[str, float] | None:
-        """One per column of the matrix, in its standardised units; None for a kernel without."""
+        """One per column of the matrix, in its standardised units; None for a kernel without, or behind a network."""
         names = matrix_names(self.columns)
-        found = lengthscales(self.model.kernel, len(names))
+        found = self._lengthscales(len(names))
         return None if found is None else dict(zip(names, found.tolist(), strict=True))
 
     @property
@@ -84,13 +84,18 @@ class Fitted:
 
         An indicator varies less than a standardised number; its part is scaled by the variance of a fair coin, 1/4.
         """
-        found = lengthscales(self.model.kernel, len(matrix_names(self.columns)))
+        found = self._lengthscales(len(matrix_names(self.columns)))
         if found is None:
             return None
         spread = [1.0 if name == c.name else 0.25 for c in self.columns for name in c.outputs]
         totals = np.zeros(len(self.columns))
         np.add.at(totals, owners(self.columns), np.array(spread) / found**2)
         return dict(zip((c.name for c in self.columns), (totals / totals.sum()).tolist(), strict=True))
+
+    def _lengthscales(self, d: int) -> Array | None:
+        """Of the d inputs, where the kernel sees them as they are."""
+        behind_a_network = isinstance(self.model, ParametricGP) and not isinstance(self.model.features, nn.Identity)
+        return None if behind_a_network else lengthscales(self.model.kernel, d)
 
     def _inputs(self, X: Any) -> Iterator[Tensor]:
         """The rows in blocks, in the precision they are predicted in."""

@@ -46,7 +46,7 @@ class Method:
 
     def model(self, kernel: str | Kernel, Z: Tensor, Z_variance: Tensor | None = None, **options: Any) -> ParametricGP:
         """A model at its starting point. Z (M, d) are the inducing points (of the mean, if there are two
-        sets), Z_variance those of the variance; `options` go to `ParametricGP`."""
+        sets), Z_variance those of the variance; `options` go to `ParametricGP`. With `features` they live behind it."""
         family = self.family(Z, self.covariance, Z_variance)
         return ParametricGP(make_kernel(kernel, Z.shape[1]), family, **options)
 

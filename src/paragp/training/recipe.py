@@ -15,16 +15,17 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from torch import nn
+from torch import Tensor, nn
 
 from paragp.data.rows import Data
+from paragp.gp.features import collapsed, embedded, network
 from paragp.gp.kernels import make_kernel
 from paragp.gp.methods import Method
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
@@ -79,7 +80,8 @@ def by_steps(steps: int) -> float:
 
 
 # Variances that sharpen before the mean has learned let it give up on what is hard: inducing points move fastest.
-SLOWLY = {"kernel": 0.6, "likelihood": 0.6, "family.S": 0.6}
+# Networks want Adam's usual hundredths.
+SLOWLY = {"kernel": 0.5, "likelihood": 0.6, "family.S": 0.6, "features": 0.2}
 
 # One batch with an extreme row moves every parameter by up to (1 - beta_1) / sqrt(1 - beta_2) learning rates at once,
 # and by some thirty of them until it is forgotten with the usual .999; by ten with this.
@@ -107,6 +109,7 @@ class Settings:
     kernel: str | Kernel = "matern52"
     n_inducing: int = 1000
     n_inducing_variance: int | None = None
+    features: nn.Module | Sequence[int] | None = None  # before the kernel: a module, or the sizes of a network
     beta: float | None = None
     gamma: float | None = None
     epochs: int | None = None
@@ -242,7 +245,15 @@ def _share(share: float, epochs: int) -> int:
 
 def new_model(settings: Settings, data: Data, generator: torch.Generator) -> ParametricGP:
     """A model at its starting point for these rows."""
-    recipe, method, d = settings.recipe, settings.method, data.x.shape[1]
+    recipe, method, features = settings.recipe, settings.method, _features(settings, data.x, generator)
+    if features is not None:  # the kernel and its points live behind the network, as it is at the start
+        data = data._replace(x=embedded(features, data.x))
+        if collapsed(data.x):
+            raise ValueError(
+                f"The features module {type(features).__name__} maps all rows to one point, so that no kernel can tell "
+                "them apart. Check its weights, or start from others."
+            )
+    d = data.x.shape[1]
     kernel, noise, units = make_kernel(settings.kernel, d).to(data.x), INITIAL_NOISE, torch.ones(())
     if recipe.kernel_rows:
         noise = fit_kernel(
@@ -253,7 +264,15 @@ def new_model(settings: Settings, data: Data, generator: torch.Generator) -> Par
     units = units.to(data.x)
     sizes = [settings.n_inducing, settings.n_inducing_variance or settings.n_inducing][: 1 + method.two_sets]
     Z = starting_points(data.x / units, *sizes, generator=generator, weights=data.weights)
-    return method.model(kernel, *(points * units for points in Z), noise=max(noise, 2 * NOISE_FLOOR))
+    noise = max(noise, 2 * NOISE_FLOOR)
+    return method.model(kernel, *(points * units for points in Z), noise=noise, features=features)
+
+
+def _features(settings: Settings, x: Tensor, generator: torch.Generator) -> nn.Module | None:
+    """The module before the kernel, a copy of what was passed."""
+    if settings.features is None or isinstance(settings.features, nn.Module):
+        return copy.deepcopy(settings.features).to(x) if settings.features is not None else None
+    return network(settings.features, x, generator=generator)
 
 
 def _fit(

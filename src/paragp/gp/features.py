@@ -1,0 +1,121 @@
+"""Features: a network before the kernel, trained with it (deep kernel learning, sec:dkl).
+
+Any torch module that takes rows (b, d) to features (b, p) will do; `network` makes the usual one from its sizes.
+"""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+CHUNK = 10_000  # rows embedded at once
+COLLAPSED = 1e-6  # spread of the features, of what a kernel can tell apart
+
+
+class CollapsedFeaturesWarning(RuntimeWarning):
+    """The network maps all rows to nearly one point, so that the kernel cannot tell them apart."""
+
+
+def network(sizes: Sequence[int], x: Tensor, *, generator: torch.Generator) -> nn.Sequential:
+    """Layers of these sizes with ReLU between them, on the inputs x (n, d); the last size is the kernel's.
+
+    Weights start as in He et al. (2015), and the last layer such that each feature of x has mean 0 and deviation 1:
+    kernels start with lengthscales of that order.
+
+    >>> x = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    >>> made = network([8, 2], x, generator=torch.Generator().manual_seed(0))
+    >>> made(x).detach().std(0, correction=0)
+    tensor([1., 1.])
+    """
+    made = layers(x.shape[1], sizes).to(x)
+    linears = [layer for layer in made if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        for layer in linears:
+            layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * (2 / layer.in_features) ** 0.5)
+            layer.bias.zero_()
+        h, last = made(x), linears[-1]
+        spread = h.std(0, correction=0).clamp_min(torch.finfo(x.dtype).tiny)
+        last.weight.div_(spread[:, None])
+        last.bias.copy_(-h.mean(0) / spread)
+    return made
+
+
+def layers(d: int, sizes: Sequence[int]) -> nn.Sequential:
+    """Linear layers from d inputs through these sizes with ReLU between them."""
+    widths = pairwise([d, *sizes])
+    made = [layer for width, size in widths for layer in (nn.Linear(width, size), nn.ReLU())]
+    return nn.Sequential(*made[:-1])
+
+
+def sizes_of(features: nn.Module) -> list[int] | None:
+    """The sizes from which `layers` makes a module of this form; None for other modules."""
+    if not isinstance(features, nn.Sequential) or not all(type(part) in (nn.Linear, nn.ReLU) for part in features):
+        return None
+    sizes = [part.out_features for part in features if isinstance(part, nn.Linear)]
+    first = features[0] if len(features) else None
+    if not isinstance(first, nn.Linear) or str(layers(first.in_features, sizes)) != str(features):
+        return None
+    return sizes
+
+
+@torch.no_grad()
+def embedded(features: nn.Module, x: Tensor) -> Tensor:
+    """The features of x (n, d) as they are at prediction, in chunks; shape (n, p)."""
+    was_training = features.training
+    features.eval()
+    try:
+        return torch.cat([features(rows) for rows in x.split(CHUNK)])
+    finally:
+        features.train(was_training)
+
+
+def check_module(features: nn.Module, x: Tensor) -> None:
+    """Refuse a module that does not take rows x (n, d) to one row of finite features each."""
+    name = type(features).__name__
+    parameters = list(features.parameters())
+    if not parameters:
+        raise ValueError(
+            f"The features module {name} has no parameters, so there is nothing to train. Apply it to the inputs "
+            "before fitting, or pass a module with parameters."
+        )
+    devices = {parameter.device for parameter in parameters}
+    if devices != {x.device}:
+        places = ", ".join(sorted(map(str, devices)))
+        raise ValueError(
+            f"The features module {name} lives on {places}, and the model is trained on {x.device}. Move it with "
+            f'module.to("{x.device}"), or pass device="{parameters[0].device}".'
+        )
+    rows = x[:2]
+    try:
+        h = embedded(copy.deepcopy(features).to(x.dtype), rows)
+    except Exception as error:  # a module is anyone's code
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"The features module {name} does not take {x.shape[1]} inputs: {reason}") from error
+    if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != len(rows) or not h.shape[1]:
+        shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
+        raise ValueError(f"The features module {name} must give ({len(rows)}, p) for {len(rows)} rows, got {shape}.")
+    if not bool(torch.isfinite(h).all()):
+        raise ValueError(
+            f"The features module {name} gives NaN or infinite features for the first rows. Check its weights and the "
+            "scale of what it expects: inputs come standardised."
+        )
+
+
+def collapsed(h: Tensor) -> bool:
+    """Whether features h (n, p) are one point, up to what a kernel of unit lengthscales can tell apart."""
+    return len(h) > 1 and float(h.std(0).max()) < COLLAPSED * max(1.0, float(h.abs().max()))
+
+
+def warn_if_collapsed(features: nn.Module, x: Tensor) -> None:
+    """Say so where training ended with features that tell no rows apart."""
+    if collapsed(embedded(features, x[:CHUNK])):
+        warnings.warn(
+            f"All rows have nearly the same features after training: the network {type(features).__name__} has "
+            "collapsed, and the model predicts one distribution for every row. A lower learning rate, fewer layers or "
+            "standardised inputs to the module help.",
+            CollapsedFeaturesWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,132 @@
+"""Deep kernel learning through the estimator: networks before the kernel, saved, loaded and refused."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from torch import nn
+from typer.testing import CliRunner
+
+from paragp import METHODS, ParametricGPRegressor
+from paragp.artefact import ModelFileError
+from paragp.cli import app
+from paragp.gp.features import CollapsedFeaturesWarning
+from paragp.metrics import nll
+
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-2, 2, size=(400, 3))
+Y = np.abs(X[:, 0]) + 0.2 * X[:, 1] + 0.1 * RNG.standard_normal(400)
+
+
+def regressor(**options):
+    return ParametricGPRegressor(**({"n_inducing": 20, "max_epochs": 10, "random_state": 0} | options))
+
+
+class Tower(nn.Module):
+    """A module that is more than layers with ReLU between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.register_buffer("shift", torch.ones(()))
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x))) + self.shift
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_behind_a_network(method):
+    model = regressor(method=method, features=(16, 4), max_epochs=30).fit(X[:300], Y[:300])
+    dist = model.predict_dist(X[300:])
+    assert nll(dist, Y[300:]) < 0.9  # a constant normal: 1.03
+    assert model.lengthscales_ is None
+    assert model.feature_relevance_ is None
+    assert model.fitted_.model.family.Z.shape[1] == 4
+    assert np.allclose(model.predict(X[300:]), dist.mean, atol=1e-6)
+
+
+def test_the_network_is_trained_and_the_one_that_was_passed_is_not():
+    module = Tower()
+    before = [parameter.clone() for parameter in module.parameters()]
+    model = regressor(features=module).fit(X, Y)
+    assert all(torch.equal(one, other) for one, other in zip(before, module.parameters(), strict=True))
+    trained = list(model.fitted_.model.features.parameters())
+    assert not any(torch.equal(one.to(other), other) for one, other in zip(before, trained, strict=True))
+
+
+def test_layers_are_saved_and_come_back(tmp_path):
+    model = regressor(features=[8, 2]).fit(X, Y)
+    model.save(tmp_path / "model")
+    again = ParametricGPRegressor.load(tmp_path / "model")
+    assert again.get_params()["features"] == [8, 2]
+    np.testing.assert_array_equal(again.predict_dist(X).std, model.predict_dist(X).std)
+    clone(again).fit(X[:50], Y[:50])
+
+
+def test_a_module_of_ones_own_is_saved_by_its_values(tmp_path):
+    model = regressor(features=Tower()).fit(X, Y)
+    model.save(tmp_path / "model")
+    with pytest.raises(ModelFileError, match=r"the values of a features module \('Tower'\)"):
+        ParametricGPRegressor.load(tmp_path / "model")
+    with pytest.raises(ModelFileError, match="features"):
+        ParametricGPRegressor.load(tmp_path / "model", features=nn.Linear(3, 2))
+    fresh = Tower()
+    again = ParametricGPRegressor.load(tmp_path / "model", features=fresh)
+    np.testing.assert_array_equal(again.predict_dist(X).std, model.predict_dist(X).std)
+    assert isinstance(again.get_params()["features"], Tower)
+
+
+def test_a_warm_start_goes_on_with_the_network():
+    model = regressor(features=(8, 2), warm_start=True).fit(X, Y)
+    first = model.fitted_.model
+    model.fit(X, Y)
+    assert model.fitted_.model.features[0].weight.shape == first.features[0].weight.shape
+    model.set_params(features=(4, 2)).fit(X, Y)
+    assert model.fitted_.model.features[0].weight.shape == (4, 3)
+
+
+@pytest.mark.parametrize("features", [(), (8, 0), "wide", 8, (8, 2.5), (True,), {"a": 1}])
+def test_sizes_that_are_none_are_refused(features):
+    with pytest.raises(ValueError, match="features must be None, a torch module, or the sizes"):
+        regressor(features=features).fit(X, Y)
+
+
+def test_modules_that_cannot_be_used_are_refused():
+    with pytest.raises(ValueError, match="does not take 3 inputs"):
+        regressor(features=nn.Linear(5, 2)).fit(X, Y)
+    with pytest.raises(ValueError, match="method='exact' takes no features"):
+        regressor(method="exact", features=(8, 2)).fit(X, Y)
+    one_point = nn.Linear(3, 2)
+    nn.init.zeros_(one_point.weight)
+    with pytest.raises(ValueError, match="Linear maps all rows to one point"):
+        regressor(features=one_point).fit(X, Y)
+
+
+def test_sizes_on_the_command_line(tmp_path):
+    data = tmp_path / "rows.csv"
+    np.savetxt(data, np.column_stack([X, Y]), delimiter=",", header="a,b,c,y", comments="")
+    words = ["fit", str(data), "--target", "y", "--inducing", "10", "--epochs", "2"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "model"), "--features", "8,2"])
+    assert done.exit_code == 0, done.output
+    assert ParametricGPRegressor.load(tmp_path / "model").features == [8, 2]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "other"), "--features", "8,wide"])
+    assert done.exit_code == 2
+    assert "Sizes are whole numbers with commas between, such as 256,128,64; got '8,wide'." in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+class Fading(nn.Module):
+    """Its features vanish while it is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(3, 2), 0
+
+    def forward(self, x):
+        self.calls += self.training
+        return self.layer(x) * (0.0 if self.calls > 3 else 1.0)
+
+
+def test_a_network_that_collapsed_is_reported():
+    with pytest.warns(CollapsedFeaturesWarning, match="has collapsed"):
+        regressor(features=Fading(), early_stopping=False, beta=0.05).fit(X, Y)
