@@ -21,11 +21,11 @@ POINTS = (500, 2000)  # of the mean, beside 1000
 
 
 def make(name: str, split: int) -> None:
-    """The runs."""
-    for option, values in (("--beta", METHODS[METHOD].beta), ("--M-mean", POINTS)):
-        for value in values:
-            words = ["--datasets", name, "--splits", str(split), "--curve", option, str(value)]
-            subprocess.run([sys.executable, str(Path(__file__).with_name("quality.py")), *words], check=True)
+    """The runs, the default first."""
+    settings = [[], *(["--beta", str(value)] for value in METHODS[METHOD].beta)]
+    for setting in [*settings, *(["--M-mean", str(value)] for value in POINTS)]:
+        words = ["--datasets", name, "--splits", str(split), "--curve", *setting]
+        subprocess.run([sys.executable, str(Path(__file__).with_name("quality.py")), *words], check=True)
 
 
 def draw(name: str, split: int, file: str) -> None:

@@ -1,5 +1,9 @@
 """Deep kernel learning through the estimator: networks before the kernel, saved, loaded and refused."""
 
+import json
+import warnings
+
+import gpytorch
 import numpy as np
 import pytest
 import torch
@@ -8,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from paragp import METHODS, ParametricGPRegressor
-from paragp.artefact import ModelFileError
+from paragp.artefact import ModelFileError, _checksum
 from paragp.cli import app
 from paragp.gp.features import CollapsedFeaturesWarning
 from paragp.metrics import nll
@@ -54,13 +58,68 @@ def test_the_network_is_trained_and_the_one_that_was_passed_is_not():
     assert not any(torch.equal(one.to(other), other) for one, other in zip(before, trained, strict=True))
 
 
+def test_dropout_in_a_module_follows_the_seed():
+    module = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    state = torch.random.get_rng_state()
+    one = regressor(features=module).fit(X, Y).predict(X)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(7)
+    np.testing.assert_array_equal(regressor(features=module).fit(X, Y).predict(X), one)
+
+
+def test_the_solve_sees_features_as_they_are_at_prediction():
+    module = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))
+    rows = np.resize(X, (2001, 3)) + 1e-3 * RNG.standard_normal((2001, 3))  # one row is left for the last chunk
+    model = regressor(features=module, max_epochs=1, early_stopping=False, beta=0.05)
+    assert np.isfinite(model.fit(rows, np.resize(Y, 2001)).predict(rows)).all()
+
+
+@pytest.mark.parametrize("rows", [X[[0, 0]], np.ones((30, 3))])
+def test_rows_that_are_all_equal_give_their_mean(rows):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # constant columns are reported
+        model = regressor(features=(8, 2)).fit(rows, Y[: len(rows)])
+    assert np.isfinite(model.predict(X)).all()
+    assert model.predict(rows)[0] == pytest.approx(Y[: len(rows)].mean(), abs=0.2)
+
+
+def test_a_kernel_is_checked_against_the_features():
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(ard_num_dims=3))
+    for features in ((8, 2), nn.Linear(3, 2)):
+        with pytest.raises(ValueError, match="does not take 2 inputs"):
+            regressor(features=features, kernel=kernel).fit(X, Y)
+
+
 def test_layers_are_saved_and_come_back(tmp_path):
-    model = regressor(features=[8, 2]).fit(X, Y)
+    model = regressor(features=np.array([8, 2])).fit(X, Y)
     model.save(tmp_path / "model")
     again = ParametricGPRegressor.load(tmp_path / "model")
     assert again.get_params()["features"] == [8, 2]
     np.testing.assert_array_equal(again.predict_dist(X).std, model.predict_dist(X).std)
     clone(again).fit(X[:50], Y[:50])
+    with pytest.raises(ValueError, match="does not ask for a module"):
+        ParametricGPRegressor.load(tmp_path / "model", features=nn.Linear(3, 2))
+
+
+def test_layers_that_are_more_than_their_sizes_are_not_saved(tmp_path):
+    module = nn.Sequential(nn.Linear(3, 2))
+    module.register_forward_hook(lambda *_: _[-1] * 2)
+    model = regressor(features=module).fit(X, Y)
+    with pytest.raises(ValueError, match="The features cannot be stored"):
+        model.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("stored", [[8, 3], [9, 2], [8], [10**10], [], [8, -2], [8, 2.0], {"a": 1}, 7])
+def test_altered_sizes_are_found(stored, tmp_path):
+    regressor(features=(8, 2)).fit(X, Y).save(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    config["features"] = stored
+    config["config_sha256"] = _checksum(config)
+    file.write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match="cannot be read as a model"):
+        ParametricGPRegressor.load(tmp_path / "model")
 
 
 def test_a_module_of_ones_own_is_saved_by_its_values(tmp_path):
@@ -77,10 +136,11 @@ def test_a_module_of_ones_own_is_saved_by_its_values(tmp_path):
 
 
 def test_a_warm_start_goes_on_with_the_network():
-    model = regressor(features=(8, 2), warm_start=True).fit(X, Y)
-    first = model.fitted_.model
-    model.fit(X, Y)
-    assert model.fitted_.model.features[0].weight.shape == first.features[0].weight.shape
+    model = regressor(features=(8, 2), warm_start=True, learning_rate=1e-6).fit(X, Y)
+    first = model.fitted_.model.features[0].weight
+    model.set_params(random_state=1).fit(X, Y)
+    again = model.fitted_.model.features[0].weight
+    torch.testing.assert_close(again, first, atol=1e-3, rtol=0)
     model.set_params(features=(4, 2)).fit(X, Y)
     assert model.fitted_.model.features[0].weight.shape == (4, 3)
 

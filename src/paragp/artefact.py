@@ -127,6 +127,11 @@ def _check_twin(model: ParametricGP | ExactGP, config: dict[str, Any], tensors: 
         raise ValueError(
             f"The kernel {kernel_name(model.kernel)} cannot be stored: rebuilt from its parts it gives other values."
         )
+    if isinstance(model, ParametricGP) and isinstance(twin, ParametricGP) and isinstance(config["features"], list):
+        width = tensors["features.0.weight"].shape[1]
+        x = torch.linspace(-1, 1, 2 * width).reshape(2, width).to(tensors["family.Z"])
+        if not torch.equal(embedded(copy.deepcopy(model.features).cpu(), x), embedded(twin.features, x)):
+            raise ValueError("The features cannot be stored: layers rebuilt from their sizes give other values.")
 
 
 # --- reading ---
@@ -143,9 +148,11 @@ def load(path: str | os.PathLike[str], *, features: nn.Module | None = None) -> 
     stored = config.get("features")
     if isinstance(stored, str) and features is None:
         raise ModelFileError(
-            f"{path} holds the values of a features module ({stored!r}) and, as no code is stored, not the module. "
-            "Pass one of the same form: load(path, features=module)."
+            f"{path} holds the values of a features module ({reprlib.repr(stored)}) and, as no code is stored, not the "
+            "module. Pass one of the same form: load(path, features=module)."
         )
+    if features is not None and not isinstance(stored, str):
+        raise ValueError(f"{path} does not ask for a module: leave out features.")
     data = _tensor_bytes(path, config)
     if hashlib.sha256(data).hexdigest() != config.get("tensors_sha256"):
         raise ModelFileError(f"{path / TENSORS} is truncated or was altered: its checksum is not the one in {CONFIG}.")
@@ -252,8 +259,8 @@ def _rebuilt(stored: Any, features: nn.Module | None, d: int) -> tuple[nn.Module
     if stored is None:
         return None, d
     if isinstance(stored, str):
-        if features is None:
-            raise ValueError("the module of the features is not stored")
+        if features is None or not any(True for _ in features.parameters()):
+            raise ValueError("the features are of a module with parameters")
         return features, embedded(features, torch.zeros(1, d).to(next(features.parameters()))).shape[1]
     if not isinstance(stored, list) or not stored or not all(type(size) is int and size > 0 for size in stored):
         raise ValueError("the sizes of the network are not whole numbers above 0")
@@ -274,6 +281,8 @@ def _model(config: dict[str, Any], tensors: dict[str, Tensor], d: int, features:
     if exact:
         if tensors["y"].shape != points.shape[:1] or not len(points):
             raise ValueError("X and y are not as many rows")
+        if not bool((tensors["copies"] >= 1).all() and (tensors["spread"] >= 0).all()):
+            raise ValueError("rows stand for fewer than one, or their targets deviate by less than nothing")
         model = ExactGP(kernel, points, tensors["y"], solver=config["solver"])
         model.likelihood.floor = floor
         return model
@@ -289,9 +298,11 @@ def _check_layers(stored: Any, tensors: dict[str, Tensor], d: int) -> None:
     """Refuse sizes that the tensors do not have, before that much memory is taken."""
     if isinstance(stored, list):
         for i, (width, size) in enumerate(pairwise([d, *stored])):
-            weight = tensors.get(f"features.{2 * i}.weight")
-            if weight is None or list(weight.shape) != [size, width]:
-                raise ValueError("the layers of the network are of other sizes")
+            shapes = {"weight": [size, width], "bias": [size]}
+            for name, shape in shapes.items():
+                tensor = tensors.get(f"features.{2 * i}.{name}")
+                if not width or tensor is None or list(tensor.shape) != shape:
+                    raise ValueError("the layers of the network are of other sizes")
 
 
 def _target(record: Any) -> Target:
@@ -460,10 +471,15 @@ def card(fitted: Fitted) -> str:
         lines += [f"| {name} | {value:.4g} |" for name, value in scores.items() if value is not None]
     lines += [
         "", "## Use", "", "```python", "from paragp import ParametricGPRegressor", "",
-        'model = ParametricGPRegressor.load("path/to/this/folder")', "mean, std = model.predict(X, return_std=True)",
-        "```", "",
+        f'model = ParametricGPRegressor.load("path/to/this/folder"{_asked(fitted)})',
+        "mean, std = model.predict(X, return_std=True)", "```", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _asked(fitted: Fitted) -> str:
+    """What else `load` wants."""
+    return ", features=module" if isinstance(_described(fitted.model), str) else ""
 
 
 def _rows_stored(fitted: Fitted) -> str:

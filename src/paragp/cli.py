@@ -225,6 +225,8 @@ def info(model: Model, as_json: AsJson = False) -> None:
     typer.echo(f"{fitted.method} model of {target.name!r}, made by paragp {config['library']}")
     typer.echo(f"rows: {summary['rows']} for training, {summary['validation_rows']} for validation")
     typer.echo(f"inputs: {summary['inputs']}, encoded as {summary['encoded_inputs']} numbers")
+    if summary.get("features"):
+        typer.echo(f"network before the kernel: {summary['features']}")
     typer.echo(f"target: mean {target.mean:.6g}, deviation {target.deviation:.6g}")
     typer.echo(f"noise: deviation {fitted.noise_std:.6g}")
     if relevance:

@@ -112,8 +112,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         Precision of training. Up to 1000 rows are always trained in float64.
     device : "auto" or a torch device
     warm_start : bool
-        Go on from the last `fit` (its encoding of the columns and its model), unless method, kernel, inducing points
-        or categorical features are others now.
+        Go on from the last `fit` (its encoding of the columns and its model), unless method, kernel, features, inducing
+        points or categorical features are others now.
     verbose : int
         1 shows a progress bar.
     random_state : int, RandomState or None
@@ -233,13 +233,15 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         target = self.fitted_.target if again else fit_target(y, name, weights)
         x = encode(columns, X)
         warn_of_constants(x, y)
-        if self.features is None:
-            check_kernel(self.kernel, x)
         dtype = torch.float64 if small else getattr(torch, self.dtype)
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         data = _rows(x, target.encode(y), weights, place)
+        seen = x[:2]
         if isinstance(self.features, torch.nn.Module):
-            check_module(self.features, data.x)
+            seen = np.zeros((2, check_module(self.features, data.x)))
+        elif self.features is not None:
+            seen = np.zeros((2, int(self.features[-1])))
+        check_kernel(self.kernel, seen)
         validation, validation_rows = None, 0
         if X_val is not None:
             X_val, y_val, weights_val = self._checked(X_val, y_val, sample_weight_val, columns)

@@ -153,6 +153,17 @@ def test_equal_rows_are_one_row_that_was_measured_better(solver):
     assert float(model.log_marginal().detach()) == pytest.approx(expected)
 
 
+def test_the_gradient_by_conjugate_gradients_knows_equal_rows():
+    data = random_data(12)
+    X, y = data.x[[0, 1, 1, 2, 2, 2, *range(3, 12)]], randn(15, seed=4)
+    model = ExactGP(gp().kernel, X, y, noise=NOISE, solver="cg")
+    model.add_log_marginal_gradient(12**0.5 * torch.eye(12, dtype=float64))  # E[z z^T] = I without chance
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    expected = torch.autograd.grad(model.log_marginal(), list(model.parameters()))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 def noisy_sine(N, seed=0):
     x = torch.rand(N, 1, generator=generator(seed), dtype=float64)
     return x, torch.sin(6 * x[:, 0]) + 0.1 * randn(N, seed=seed + 1)

@@ -30,6 +30,25 @@ def test_a_network_starts_with_features_of_unit_spread():
     assert all(torch.equal(one, other) for one, other in zip(made.parameters(), again.parameters(), strict=True))
 
 
+def test_rows_of_a_start_count_by_their_weights():
+    x, copies = randn(50, 3), torch.arange(50) % 3
+    weighted = network([8, 2], x, generator=generator(), weights=copies)
+    repeated = network([8, 2], x.repeat_interleave(copies, 0), generator=generator())
+    torch.testing.assert_close(weighted(x), repeated(x))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_narrow_networks_start_alive(seed):
+    x = randn(50, 3)
+    assert not collapsed(embedded(network([2, 2, 2, 2], x, generator=generator(seed)), x))
+
+
+def test_layers_leave_the_global_generator_alone():
+    before = torch.random.get_rng_state()
+    network([8, 2], randn(50, 3), generator=generator())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("sizes", [[4], [8, 2], [5, 5, 5]])
 def test_the_sizes_of_a_network_say_all_of_its_form(sizes):
     assert sizes_of(layers(3, sizes)) == sizes
@@ -85,9 +104,27 @@ def test_a_module_that_cannot_be_used_is_refused_in_a_sentence(module, said):
         check_module(module, randn(5, 3))
 
 
+class Unregistered(nn.Module):
+    """A tensor that `.to` does not move."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table = nn.Linear(3, 2), torch.ones(2, 2)
+
+    def forward(self, x):
+        return self.layer(x) @ self.table
+
+
+def test_a_module_must_work_in_both_precisions():
+    with pytest.raises(ValueError, match=r"in torch\.float64: .* must be registered as buffers"):
+        check_module(Unregistered(), randn(5, 3).float())
+    with pytest.raises(ValueError, match=r"must give torch\.float64 for torch\.float64, got torch\.float32"):
+        check_module(Broken(lambda h: h.float()), randn(5, 3))
+
+
 def test_a_good_module_is_left_as_it_is():
     module = nn.Linear(3, 2)  # float32, and the rows are float64
-    check_module(module, randn(5, 3))
+    assert check_module(module, randn(5, 3)) == 2
     assert module.weight.dtype == torch.float32
 
 

@@ -7,6 +7,7 @@ from sklearn.base import clone
 
 from paragp.gp.features import layers
 from paragp.metrics import nll
+from paragp.paper import dropout
 from paragp.paper.dropout import RATES, TAUS, MCDropoutRegressor, best_tau, draw_masks, forward
 
 from cases import generator
@@ -33,9 +34,10 @@ def test_a_mask_of_ones_is_the_network_itself():
     torch.testing.assert_close(forward(network, x, [torch.ones(1, 4), torch.ones(1, 3)]), network(x)[:, 0])
 
 
-def test_sampled_networks_hold_for_all_rows():
+def test_sampled_networks_hold_for_all_rows(monkeypatch):
     """One mask per sampled network: a row has the same distribution alone, among others, and in another chunk."""
     model = regressor(p=0.2, tau=0.1, max_epochs=2).fit(X, Y)
+    monkeypatch.setattr(dropout, "CHUNK", 100)
     twice = model.predict_dist(np.vstack([X[:1], X, X[:1]]))
     assert twice.mean[0] == pytest.approx(twice.mean[-1], abs=1e-5)
     assert twice.std[0] == pytest.approx(model.predict_dist(X[:1]).std[0], abs=1e-5)
@@ -45,7 +47,7 @@ def test_it_learns_and_finds_its_settings():
     model = regressor(max_epochs=150).fit(X[:200], Y[:200], X_val=X[200:250], y_val=Y[200:250])
     dist = model.predict_dist(X[250:])
     assert nll(dist, Y[250:]) < 1.2  # a constant normal: 1.9
-    assert model.p_ in RATES or model.p_ < RATES[0]
+    assert 0 < model.p_ < RATES[-1]  # a small network wants little dropout
     assert model.tau_ < TAUS[-1]
     mean, std = model.predict(X[250:], return_std=True)
     np.testing.assert_array_equal(mean, dist.mean)

@@ -83,20 +83,13 @@ def test_what_is_solved_for_starts_anew_and_moves_slowly():
     np.testing.assert_allclose((once.family.Z.detach() - Z).abs(), 0.1, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("solves", "after"), [(1, [0, 7]), (3, [0, 2, 5, 7]), (50, [0, 1, 2, 3, 4, 5, 6, 7])])
-def test_solves_are_spread_over_an_epoch_and_end_it(solves, after, monkeypatch):
+def test_the_solve_is_called_first_and_after_each_epoch(monkeypatch):
     data, model = random_data(35), METHODS["svgp"].model("rbf", random_data(5).x)
-    config, steps, seen = Config(epochs=1, batch_size=5, solves_per_epoch=solves), [], []
+    steps, seen = [], []
     monkeypatch.setattr(loop, "backward", lambda *given, **options: steps.append(1) or backward(*given, **options))
-    fit(
-        model,
-        METHODS["svgp"].objective,
-        data,
-        config,
-        generator=generator(),
-        solve=lambda _: seen.append(len(steps)) or [],
-    )
-    assert seen == after
+    config, solve = Config(epochs=2, batch_size=5), lambda _: seen.append(len(steps)) or []
+    fit(model, METHODS["svgp"].objective, data, config, generator=generator(), solve=solve)
+    assert seen == [0, 7, 14]
 
 
 def test_a_group_of_parameters_has_its_own_rate():

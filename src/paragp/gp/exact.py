@@ -28,7 +28,7 @@ from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
 
 LEARN_BY_CHOLESKY = 6_000  # rows: above, a gradient of the N x N factorisation takes too long to be repeated
-CONDITION_BY_CHOLESKY = 32_000  # rows: above, the factor itself (4 GB in float32) is too large to keep
+CONDITION_BY_CHOLESKY = 32_000  # rows: above, the factor itself (4 GB in float32, 8 in float64) is too large to keep
 CG_TOLERANCE = 1e-6  # mean relative residual of a solve
 CG_ITERATIONS = 1_000
 BLOCK = 2_048  # rows of the kernel matrix that are made at one time
@@ -262,19 +262,20 @@ def fit_exact(
 ) -> ExactGP:
     """An exact GP with kernel and noise learned by the marginal likelihood (Eqn marg), X (N, d), y (N,).
 
-    Up to `learn_rows` rows: L-BFGS on the Cholesky factorisation. Beyond, as in Wang et al. 2019: the same on
+    Up to `learn_rows` distinct rows: L-BFGS on the Cholesky factorisation. Beyond, as in Wang et al. 2019: the same on
     a random subset of that size, then `cg_steps` steps of Adam on all rows by conjugate gradients
     (`cg_steps=0` keeps what the subset taught).
     """
     X, y, _ = checked(Data(X, y))
     kernel = make_kernel(kernel, X.shape[1])
-    subset = torch.randperm(len(X), generator=generator)[:learn_rows] if len(X) > learn_rows else slice(None)
+    gp = ExactGP(kernel, X, y, noise=noise)
+    large = len(gp.X) > learn_rows
+    subset = torch.randperm(len(X), generator=generator)[:learn_rows] if large else slice(None)
     small = ExactGP(kernel, X[subset], y[subset], noise=noise, solver="cholesky")
     maximise(small, small.log_marginal, iterations, progress)
-    gp = ExactGP(kernel, X, y, noise=noise)
     gp.likelihood = small.likelihood
     optimizer = torch.optim.Adam(gp.parameters(), lr=cg_rate, maximize=True)
-    for _ in range(cg_steps if len(X) > learn_rows else 0):
+    for _ in range(cg_steps if large else 0):
         optimizer.zero_grad()
         probes = torch.randn(len(gp.X), PROBES, generator=generator).to(X)
         gp.add_log_marginal_gradient(probes)

@@ -5,7 +5,8 @@ Any torch module that takes rows (b, d) to features (b, p) will do; `network` ma
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -13,17 +14,20 @@ from torch import Tensor, nn
 
 CHUNK = 10_000  # rows embedded at once
 COLLAPSED = 1e-6  # spread of the features, of what a kernel can tell apart
+DRAWS = 20  # of a narrow network's weights, until one of its last ReLUs is alive
 
 
 class CollapsedFeaturesWarning(RuntimeWarning):
     """The network maps all rows to nearly one point, so that the kernel cannot tell them apart."""
 
 
-def network(sizes: Sequence[int], x: Tensor, *, generator: torch.Generator) -> nn.Sequential:
+def network(
+    sizes: Sequence[int], x: Tensor, *, generator: torch.Generator, weights: Tensor | None = None
+) -> nn.Sequential:
     """Layers of these sizes with ReLU between them, on the inputs x (n, d); the last size is the kernel's.
 
-    Weights start as in He et al. (2015), and the last layer such that each feature of x has mean 0 and deviation 1:
-    kernels start with lengthscales of that order.
+    Weights start as in He et al. (2015), and the last layer such that each feature of x (its rows weighted) has mean 0
+    and deviation 1: kernels start with lengthscales of that order.
 
     >>> x = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
     >>> made = network([8, 2], x, generator=torch.Generator().manual_seed(0))
@@ -31,23 +35,40 @@ def network(sizes: Sequence[int], x: Tensor, *, generator: torch.Generator) -> n
     tensor([1., 1.])
     """
     made = layers(x.shape[1], sizes).to(x)
-    linears = [layer for layer in made if isinstance(layer, nn.Linear)]
+    for _ in range(DRAWS):
+        draw_weights(made, generator)
+        h = embedded(made, x)
+        if not collapsed(h):
+            break
+    shares = torch.ones(len(x)).to(x) if weights is None else weights.to(x)
+    shares = (shares / shares.sum())[:, None]
+    mean = (shares * h).sum(0)
+    spread = (shares * (h - mean).square()).sum(0).sqrt()
+    spread = torch.where(spread > COLLAPSED, spread, 1.0)
+    last = made[-1]
+    assert isinstance(last, nn.Linear)
     with torch.no_grad():
-        for layer in linears:
-            layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * (2 / layer.in_features) ** 0.5)
-            layer.bias.zero_()
-        h, last = made(x), linears[-1]
-        spread = h.std(0, correction=0).clamp_min(torch.finfo(x.dtype).tiny)
         last.weight.div_(spread[:, None])
-        last.bias.copy_(-h.mean(0) / spread)
+        last.bias.copy_(-mean / spread)
     return made
 
 
 def layers(d: int, sizes: Sequence[int]) -> nn.Sequential:
-    """Linear layers from d inputs through these sizes with ReLU between them."""
+    """Linear layers from d inputs through these sizes with ReLU between them, their values yet to be set."""
     widths = pairwise([d, *sizes])
-    made = [layer for width, size in widths for layer in (nn.Linear(width, size), nn.ReLU())]
+    made = [
+        layer for width, size in widths for layer in (nn.utils.skip_init(nn.Linear, width, size), nn.ReLU())
+    ]  # the usual values would be drawn from the global generator
     return nn.Sequential(*made[:-1])
+
+
+@torch.no_grad()
+def draw_weights(made: nn.Sequential, generator: torch.Generator) -> None:
+    """Set the values of `layers` as He et al. (2015) do for ReLU."""
+    for layer in made:
+        if isinstance(layer, nn.Linear):
+            layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * (2 / layer.in_features) ** 0.5)
+            layer.bias.zero_()
 
 
 def sizes_of(features: nn.Module) -> list[int] | None:
@@ -61,19 +82,29 @@ def sizes_of(features: nn.Module) -> list[int] | None:
     return sizes
 
 
-@torch.no_grad()
-def embedded(features: nn.Module, x: Tensor) -> Tensor:
-    """The features of x (n, d) as they are at prediction, in chunks; shape (n, p)."""
+@contextmanager
+def evaluating(features: nn.Module) -> Iterator[None]:
+    """The module as it is at prediction, for a while: no dropout, running statistics."""
     was_training = features.training
     features.eval()
     try:
-        return torch.cat([features(rows) for rows in x.split(CHUNK)])
+        yield
     finally:
         features.train(was_training)
 
 
-def check_module(features: nn.Module, x: Tensor) -> None:
-    """Refuse a module that does not take rows x (n, d) to one row of finite features each."""
+@torch.no_grad()
+def embedded(features: nn.Module, x: Tensor) -> Tensor:
+    """The features of x (n, d) as they are at prediction, in chunks; shape (n, p)."""
+    with evaluating(features):
+        return torch.cat([features(rows) for rows in x.split(CHUNK)])
+
+
+def check_module(features: nn.Module, x: Tensor) -> int:
+    """Refuse a module that does not take rows x (n, d) to one row of finite features each; returns their number p.
+
+    Models are trained and predict in either precision, so both are tried.
+    """
     name = type(features).__name__
     parameters = list(features.parameters())
     if not parameters:
@@ -81,27 +112,35 @@ def check_module(features: nn.Module, x: Tensor) -> None:
             f"The features module {name} has no parameters, so there is nothing to train. Apply it to the inputs "
             "before fitting, or pass a module with parameters."
         )
-    devices = {parameter.device for parameter in parameters}
-    if devices != {x.device}:
-        places = ", ".join(sorted(map(str, devices)))
+    elsewhere = {parameter.device for parameter in parameters} - {x.device, torch.device("cpu")}
+    if elsewhere:
+        places = ", ".join(sorted(map(str, elsewhere)))
         raise ValueError(
             f"The features module {name} lives on {places}, and the model is trained on {x.device}. Move it with "
-            f'module.to("{x.device}"), or pass device="{parameters[0].device}".'
+            f'module.to("{x.device}"), or fit with device="{parameters[0].device}".'
         )
-    rows = x[:2]
-    try:
-        h = embedded(copy.deepcopy(features).to(x.dtype), rows)
-    except Exception as error:  # a module is anyone's code
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"The features module {name} does not take {x.shape[1]} inputs: {reason}") from error
-    if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != len(rows) or not h.shape[1]:
-        shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
-        raise ValueError(f"The features module {name} must give ({len(rows)}, p) for {len(rows)} rows, got {shape}.")
-    if not bool(torch.isfinite(h).all()):
-        raise ValueError(
-            f"The features module {name} gives NaN or infinite features for the first rows. Check its weights and the "
-            "scale of what it expects: inputs come standardised."
-        )
+    for dtype in (torch.float32, torch.float64):
+        rows = x[:2].to(dtype)
+        try:
+            h = embedded(copy.deepcopy(features).to(rows), rows)
+        except Exception as error:  # a module is anyone's code
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"The features module {name} does not take {x.shape[1]} inputs in {dtype}: {reason} (tensors that are "
+                "no parameters must be registered as buffers)."
+            ) from error
+        if h.ndim != 2 or len(h) != len(rows) or not h.shape[1]:
+            raise ValueError(
+                f"The features module {name} must give ({len(rows)}, p) for {len(rows)} rows, got {tuple(h.shape)}."
+            )
+        if h.dtype != dtype:
+            raise ValueError(f"The features module {name} must give {dtype} for {dtype}, got {h.dtype}.")
+        if not bool(torch.isfinite(h).all()):
+            raise ValueError(
+                f"The features module {name} gives NaN or infinite features for the first rows. Check its weights and "
+                "the scale of what it expects: inputs come standardised."
+            )
+    return h.shape[1]
 
 
 def collapsed(h: Tensor) -> bool:
@@ -110,11 +149,12 @@ def collapsed(h: Tensor) -> bool:
 
 
 def warn_if_collapsed(features: nn.Module, x: Tensor) -> None:
-    """Say so where training ended with features that tell no rows apart."""
-    if collapsed(embedded(features, x[:CHUNK])):
+    """Say so where training ended with features that tell no rows apart, though their inputs differ."""
+    rows = x[:CHUNK]
+    if collapsed(embedded(features, rows)) and not collapsed(rows):
         warnings.warn(
             f"All rows have nearly the same features after training: the network {type(features).__name__} has "
-            "collapsed, and the model predicts one distribution for every row. A lower learning rate, fewer layers or "
+            "collapsed, and the model predicts one distribution for every row. A lower learning rate, wider layers or "
             "standardised inputs to the module help.",
             CollapsedFeaturesWarning,
             stacklevel=2,

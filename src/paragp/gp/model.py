@@ -12,6 +12,7 @@ from torch.nn.functional import softplus
 
 from paragp.data.rows import check_finite, check_inputs
 from paragp.gp.families import Family
+from paragp.gp.features import evaluating
 from paragp.gp.kernels import covariance_matvec, prior_deviation
 from paragp.gp.linalg import keep_freed_memory
 from paragp.gp.moments import Moments
@@ -114,13 +115,9 @@ class ParametricGP(nn.Module):
         """The features of x in chunks, the feature module in eval mode."""
         check_finite(x, "x")
         keep_freed_memory()
-        was_training = self.features.training
-        self.features.eval()
-        try:
+        with evaluating(self.features):
             for rows in x.split(chunk):
                 yield self.embed(rows)
-        finally:
-            self.features.train(was_training)
 
 
 class Noise(nn.Module):

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from paragp.data.rows import Data, batches
-from paragp.gp.features import layers
+from paragp.gp.features import draw_weights, layers
 from paragp.metrics import nll
 from paragp.predictive import Array, PredictiveDistribution
 from paragp.training.loop import DECAY, MILESTONES
@@ -78,10 +78,12 @@ class MCDropoutRegressor(RegressorMixin, BaseEstimator):
         if X_val is not None:
             rows, targets = validate_data(self, X_val, y_val, y_numeric=True, dtype=np.float64, reset=False)
             valid = Data(self._inputs(rows), torch.from_numpy((targets - self._mean) / self._deviation).float())
-        else:
+        elif isinstance(self.p, str) or isinstance(self.tau, str):
             order = torch.randperm(len(y), generator=generator)
             held_out = max(1, round(self.validation_fraction * len(y)))
             data, valid = data.take(order[held_out:]), data.take(order[:held_out])
+        else:
+            valid = data  # nothing is found by it
         self._seed = int(torch.randint(2**31 - 1, (), generator=generator))
         self._search(data, valid, generator)
         return self
@@ -94,6 +96,8 @@ class MCDropoutRegressor(RegressorMixin, BaseEstimator):
             p = rates.pop(0)
             network = self._train(data, p, generator)
             mean, var = self._moments(network, p, valid.x)
+            if not np.isfinite(mean).all():
+                raise ArithmeticError(f"Training diverged with p = {p:g}. Take a lower learning rate.")
             tau = best_tau(mean, var, valid.y.double().numpy()) if isinstance(self.tau, str) else float(self.tau)
             tried[p] = nll(PredictiveDistribution(mean, var, np.array(tau)), valid.y.double().numpy())
             if tried[p] < best:
@@ -106,12 +110,7 @@ class MCDropoutRegressor(RegressorMixin, BaseEstimator):
     def _train(self, data: Data, p: float, generator: torch.Generator) -> nn.Sequential:
         """A network with dropout of rate p after each hidden layer, trained on the squared error."""
         network = layers(data.x.shape[1], [*self.sizes, 1])
-        with torch.no_grad():
-            for layer in network:
-                if isinstance(layer, nn.Linear):
-                    noise = torch.randn(layer.weight.shape, generator=generator)
-                    layer.weight.copy_(noise * (2 / layer.in_features) ** 0.5)
-                    layer.bias.zero_()
+        draw_weights(network, generator)
         optimizer = torch.optim.Adam(network.parameters(), lr=self.learning_rate)
         drops = [round(share * self.max_epochs) for share in MILESTONES]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, drops, gamma=DECAY)
@@ -129,12 +128,12 @@ class MCDropoutRegressor(RegressorMixin, BaseEstimator):
         """Mean and variance over the sampled networks, each (n,)."""
         generator = torch.Generator().manual_seed(self._seed)
         samples = [draw_masks(self.sizes, p, generator) for _ in range(self.n_samples)]
-        total, squares = torch.zeros(len(x), dtype=torch.float64), torch.zeros(len(x), dtype=torch.float64)
+        mean, var = torch.zeros(len(x), dtype=torch.float64), torch.zeros(len(x), dtype=torch.float64)
         for start in range(0, len(x), CHUNK):
             rows = slice(start, start + CHUNK)
             drawn = torch.stack([forward(network, x[rows], masks) for masks in samples]).double()
-            total[rows], squares[rows] = drawn.mean(0), drawn.var(0, correction=0)
-        return total.numpy(), squares.numpy()
+            mean[rows], var[rows] = drawn.mean(0), drawn.var(0, correction=0)
+        return mean.numpy(), var.numpy()
 
     def predict_dist(self, X: Any) -> PredictiveDistribution:
         """The distribution of y for each row: the networks' variance is the function's, tau the noise."""

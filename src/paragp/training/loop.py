@@ -50,11 +50,10 @@ class Config:
     beta: float = 1.0  # beta_reg
     schedule: Callable[[float], float] = steps  # the share of the learning rate by the share of the training done
     rates: dict[str, float] = field(default_factory=dict)  # its share by the start of a parameter's name
-    solves_per_epoch: int = 1  # where there is something to solve for
     memory: float = 0.999  # Adam's beta_2: of the squared gradients by which it scales its steps
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "learning_rate", "solves_per_epoch"):
+        for name in ("epochs", "batch_size", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
         if not self.beta >= 0:
@@ -95,9 +94,8 @@ def fit(
 ) -> list[Epoch]:
     """Maximise the objective over all of the model's parameters, in place, and return the history.
 
-    `solve(model)` is called before the first epoch and `config.solves_per_epoch` times in each, last at its end. It
-    may set some parameters to their optimum given the others, and returns which, so that the optimizer forgets their
-    past.
+    `solve(model)` is called before the first epoch and after each. It may set some parameters to their optimum given
+    the others, and returns which, so that the optimizer forgets their past.
     `validate(model)` is called after each epoch and its metrics go into the history; `on_epoch(record)` may show
     progress, and ends the training by returning True.
 
@@ -114,10 +112,7 @@ def fit(
     num_data = len(data.y) if data.weights is None else float(data.weights.sum())
     if data.weights is not None:
         data = data._replace(weights=data.weights * (len(data.y) / num_data))  # mean one, as `estimate` expects
-    epoch_steps = math.ceil(len(data.y) / config.batch_size)
-    total_steps = config.epochs * epoch_steps
-    solves = config.solves_per_epoch
-    solved_after = {round(i * epoch_steps / solves) for i in range(1, solves + 1)}  # steps of an epoch
+    total_steps = config.epochs * math.ceil(len(data.y) / config.batch_size)
     history: list[Epoch] = []
     start = time.perf_counter()
 
@@ -128,16 +123,15 @@ def fit(
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.schedule(step / total_steps))
         for epoch in range(1, config.epochs + 1):
             total, rate = 0.0, float(schedule.get_last_lr()[0])
-            for step, batch in enumerate(batches(data, config.batch_size, generator), 1):  # a random mini-batch D_mb
+            for batch in batches(data, config.batch_size, generator):  # a random mini-batch D_mb
                 optimizer.zero_grad()
                 value = backward(model, objective, batch, num_data=num_data, beta=config.beta)  # L^(D_mb)
                 guard.check(value)
                 optimizer.step()  # m, S, Z, theta_ker <- optim(L^(D_mb))
                 schedule.step()
                 total += value * len(batch.y)
-                if solve is not None and step in solved_after:
-                    for parameter in solve(model):
-                        optimizer.state.pop(parameter, None)
+            for parameter in [] if solve is None else solve(model):
+                optimizer.state.pop(parameter, None)
             record = Epoch(
                 epoch=epoch,
                 objective=total / len(data.y),

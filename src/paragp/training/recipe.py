@@ -3,8 +3,8 @@
 `RECIPES` says all that differs between the default and the paper's training; `train` is the sequence of phases:
 
     start    kernel and noise by the exact GP of a sample, k-means in that kernel's units     (`training.start`)
-    train    the first value of the method's grid (beta_reg, or gamma) in full: epochs of Adam, each ended (and on large
-             tables divided) by the closed-form solve of the mean, and of S' where it has one   (`training.solves`)
+    train    the first value of the method's grid (beta_reg, or gamma) in full: epochs of Adam, each ended by the
+             closed-form solve of the mean, and of S' where it has one                        (`training.solves`)
     cool     where patience ended that, some more epochs from the best state at a lower rate
     search   the values beside it go on from the best state so far for a few epochs at a low rate, away from the first
              one for as long as that helps
@@ -15,14 +15,15 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from torch import Tensor, nn
+from torch import nn
 
 from paragp.data.rows import Data
 from paragp.gp.features import collapsed, embedded, network
@@ -41,7 +42,6 @@ FULL_BATCH = 1000  # rows: up to here a batch is the whole table
 COOL_SHARE, COOL_RATE = 0.3, 0.3  # of the epochs and of the learning rate, after patience ended the first training
 SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
 ROWS_OF_THE_PRIOR = 100  # PPGPR's beta_reg starts near this over the number of rows
-STEPS_PER_SOLVE, MOST_SOLVES = 10, 3  # a solve costs as much as some steps: about so many steps apart, a few an epoch
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
 
 
@@ -134,7 +134,6 @@ class Settings:
             epochs=epochs,
             batch_size=batch_size,
             learning_rate=rate,
-            solves_per_epoch=min(MOST_SOLVES, max(1, batches // STEPS_PER_SOLVE)),
             schedule=recipe.schedule,
             rates=recipe.rates,
             memory=recipe.memory,
@@ -215,7 +214,8 @@ def train(
         """Train with this trial's values from the best state so far; whether that made it better."""
         before = best.nll
         best.begin(trial)
-        _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best)
+        with _seeded(model.features, generator):
+            _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best)
         best.end()
         return best.nll < before
 
@@ -245,10 +245,10 @@ def _share(share: float, epochs: int) -> int:
 
 def new_model(settings: Settings, data: Data, generator: torch.Generator) -> ParametricGP:
     """A model at its starting point for these rows."""
-    recipe, method, features = settings.recipe, settings.method, _features(settings, data.x, generator)
+    recipe, method, features = settings.recipe, settings.method, _features(settings, data, generator)
     if features is not None:  # the kernel and its points live behind the network, as it is at the start
         data = data._replace(x=embedded(features, data.x))
-        if collapsed(data.x):
+        if isinstance(settings.features, nn.Module) and collapsed(data.x):
             raise ValueError(
                 f"The features module {type(features).__name__} maps all rows to one point, so that no kernel can tell "
                 "them apart. Check its weights, or start from others."
@@ -268,11 +268,25 @@ def new_model(settings: Settings, data: Data, generator: torch.Generator) -> Par
     return method.model(kernel, *(points * units for points in Z), noise=noise, features=features)
 
 
-def _features(settings: Settings, x: Tensor, generator: torch.Generator) -> nn.Module | None:
+def _features(settings: Settings, data: Data, generator: torch.Generator) -> nn.Module | None:
     """The module before the kernel, a copy of what was passed."""
-    if settings.features is None or isinstance(settings.features, nn.Module):
-        return copy.deepcopy(settings.features).to(x) if settings.features is not None else None
-    return network(settings.features, x, generator=generator)
+    if settings.features is None:
+        return None
+    if isinstance(settings.features, nn.Module):
+        return copy.deepcopy(settings.features).to(data.x)
+    sizes = [int(size) for size in settings.features]
+    return network(sizes, data.x, generator=generator, weights=data.weights)
+
+
+@contextmanager
+def _seeded(features: nn.Module, generator: torch.Generator) -> Iterator[None]:
+    """What a module draws (dropout, say) comes from torch's global generator: it follows ours for a while."""
+    if isinstance(features, nn.Identity):
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(int(torch.randint(2**31 - 1, (), generator=generator)))
+        yield
 
 
 def _fit(

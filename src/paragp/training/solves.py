@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paragp.data.rows import Data
 from paragp.gp.covariances import Dense
+from paragp.gp.features import evaluating
 from paragp.gp.linalg import keep_freed_memory, lower_of_product
 from paragp.gp.model import ParametricGP
 from paragp.gp.objectives import Objective
@@ -48,7 +49,8 @@ def solve(model: ParametricGP, objective: Objective, data: Data, *, beta: float,
     H, target = torch.zeros_like(precision), torch.zeros_like(precision[0])
     for start in range(0, len(data.y), CHUNK):
         part = data.take(slice(start, start + CHUNK))
-        h = model.embed(part.x)
+        with evaluating(model.features):
+            h = model.embed(part.x)
         c = curvature(model, objective, part._replace(x=h), factor)
         A = basis.features(h)
         H += lower_of_product(A, A.T, scale=c).double()

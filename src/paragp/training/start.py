@@ -15,9 +15,9 @@ from paragp.gp.linalg import NotPositiveDefiniteError, log_density
 from paragp.gp.model import INITIAL_NOISE, Noise
 
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
-# Of the prior on the logarithm of each positive parameter around where it starts. A kernel that suits the mean of a
-# sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
-PRIOR_DEVIATION = 0.5
+# Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
+# of a sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
+KERNEL_DEVIATION, NOISE_DEVIATION = 0.5, 2.0
 
 
 def fit_kernel(kernel: Kernel, data: Data, *, rows: int, iterations: int, generator: torch.Generator) -> float:
@@ -35,12 +35,14 @@ def fit_kernel(kernel: Kernel, data: Data, *, rows: int, iterations: int, genera
     copies = torch.ones_like(y) if sample.weights is None else sample.weights.double()
     found = _Start(copy.deepcopy(kernel), Noise(INITIAL_NOISE)).to(x)
     first = found.logarithms().detach()
+    deviations = torch.full_like(first, KERNEL_DEVIATION)
+    deviations[-1] = NOISE_DEVIATION
 
     def log_posterior() -> Tensor:
         noise = found.noise()
         K = covariance(found.kernel, x, x)
         agreement = -0.5 * (copies - 1).sum() * (2 * math.pi * noise).log()
-        prior = -0.5 * ((found.logarithms() - first) / PRIOR_DEVIATION).square().sum()
+        prior = -0.5 * ((found.logarithms() - first) / deviations).square().sum()
         return log_density(K + torch.diag(noise / copies), y) + agreement + prior
 
     with warnings.catch_warnings():
@@ -61,7 +63,7 @@ class _Start(nn.Module):
         self.kernel, self.noise = kernel, noise
 
     def logarithms(self) -> Tensor:
-        """Of the kernel's positive parameters and of the noise; one vector."""
+        """Of the kernel's positive parameters, and last of the noise; one vector."""
         values = [
             constraint.transform(parameter).reshape(-1)
             for _, parameter, constraint in self.kernel.named_parameters_and_constraints()
