@@ -102,12 +102,23 @@ def test_the_search_goes_away_from_the_first_value_while_that_helps(monkeypatch,
 
     def pretended(model, objective, data, config, *, on_epoch, **_):
         seen.append(config.beta)
-        on_epoch(Epoch(1, 0.0, 0.1, 0.0, {"nll": scores[config.beta]}))
+        on_epoch(Epoch(1, 0.0, 0.1, 0.0, {"nll": scores[config.beta], "crps": crps}))
 
+    crps = 0.1
     monkeypatch.setattr(recipe, "fit", pretended)
     found = train(settings(), rows(), rows(seed=5), generator=generator())
     assert seen == tried
     assert found.beta == chosen
+
+
+def test_another_value_may_not_pay_for_likelihood_with_crps(monkeypatch):
+    scores = {1.0: {"nll": -3.0, "crps": 0.1}, 0.2: {"nll": -4.0, "crps": 0.11}}
+
+    def pretended(model, objective, data, config, *, on_epoch, **_):
+        on_epoch(Epoch(1, 0.0, 0.1, 0.0, scores[config.beta]))
+
+    monkeypatch.setattr(recipe, "fit", pretended)
+    assert train(settings(), rows(), rows(seed=5), generator=generator()).beta == 1.0
 
 
 def test_on_noise_the_start_is_kept_and_a_warm_start_is_not_undone():

@@ -7,7 +7,7 @@
              closed-form solve of the mean, and of S' where it has one                        (`training.solves`)
     cool     where patience ended that, some more epochs from the best state at a lower rate
     search   the values beside it go on from the best state so far for a few epochs at a low rate, away from the first
-             one for as long as that helps
+             one for as long as that helps: a better NLL that costs no CRPS
     choose   the state with the best validation NLL, or the start where no state is clearly better
 """
 
@@ -223,6 +223,7 @@ def train(
     left = min(full.epochs - len(best.history), _share(COOL_SHARE, full.epochs))
     if best.ran_out and left > 0:
         attempt(first, replace(full, epochs=left, learning_rate=full.learning_rate * COOL_RATE))
+    best.searching = True
     for row in rows:
         for trial in row:
             try:
@@ -348,7 +349,8 @@ class _Best:
         self.model, self.validation, self.patience, self.on_epoch = model, validation, patience, on_epoch
         self.history: list[Epoch] = []
         self.first = self.state = copy.deepcopy(model.state_dict())
-        self.nll, self.epoch = math.inf, 0
+        self.nll, self.crps, self.epoch = math.inf, math.inf, 0
+        self.searching = False  # beyond the first value, which sharper spikes would win by a mean that gives up
         self.trial = self.current = Trial(1.0, None)
         self.since, self.ran_out, self.clock = 0, False, time.perf_counter()
 
@@ -391,8 +393,10 @@ class _Best:
         self.model.load_state_dict(self.state)
 
     def _consider(self, scores: dict[str, float]) -> None:
-        if scores.get("nll", math.inf) < self.nll:
-            self.nll, self.epoch, self.trial, self.since = scores["nll"], len(self.history), self.current, 0
+        better = scores.get("nll", math.inf) < self.nll
+        if better and not (self.searching and scores["crps"] > self.crps):
+            self.nll, self.crps = scores["nll"], scores["crps"]
+            self.epoch, self.trial, self.since = len(self.history), self.current, 0
             self.state = copy.deepcopy(self.model.state_dict())
 
     def settle(self) -> None:
