@@ -86,6 +86,15 @@ def test_tables_of_the_robustness_check_are_seeded_and_of_every_kind():
     np.testing.assert_array_equal(robustness.table(3)[1], robustness.table(3)[1])
 
 
+def test_every_table_can_be_made_of_what_is_stored():
+    import table
+
+    assert "| pol | 400 |" in table.soonest_table()
+    assert "| elevators |" not in table.soonest_table()  # its peer's curve is not timed yet
+    for made in (table.quality_table(), table.methods_table()):
+        assert "pol" in made
+
+
 def test_the_readme_quotes_the_stored_results():
     import table
 

@@ -254,7 +254,9 @@ def _described(model: ParametricGP | ExactGP) -> list[int] | str | None:
     return sizes_of(features) or type(features).__name__
 
 
-def _rebuilt(stored: Any, features: nn.Module | None, d: int) -> tuple[nn.Module | None, int]:
+def _rebuilt(
+    stored: Any, tensors: dict[str, Tensor], features: nn.Module | None, d: int
+) -> tuple[nn.Module | None, int]:
     """The module before the kernel, still without its values, and the number of its features."""
     if stored is None:
         return None, d
@@ -264,13 +266,17 @@ def _rebuilt(stored: Any, features: nn.Module | None, d: int) -> tuple[nn.Module
         return features, embedded(features, torch.zeros(1, d).to(next(features.parameters()))).shape[1]
     if not isinstance(stored, list) or not stored or not all(type(size) is int and size > 0 for size in stored):
         raise ValueError("the sizes of the network are not whole numbers above 0")
+    for i, (width, size) in enumerate(pairwise([d, *stored])):  # before that much memory is taken
+        for name, shape in (("weight", (size, width)), ("bias", (size,))):
+            tensor = tensors.get(f"features.{2 * i}.{name}")
+            if not width or tensor is None or tensor.shape != shape:
+                raise ValueError("the layers of the network are of other sizes")
     return layers(d, stored), stored[-1]
 
 
 def _model(config: dict[str, Any], tensors: dict[str, Tensor], d: int, features: nn.Module | None) -> Any:
     """A model of the right shape; its values are loaded next."""
-    _check_layers(config["features"], tensors, d)
-    features, d = _rebuilt(config["features"], features, d)
+    features, d = _rebuilt(config["features"], tensors, features, d)
     method, floor, kernel = config["method"], config["noise_floor"], build(config["kernel"], d)
     if not _is_number(floor) or not 0 <= floor < 0.1:
         raise ValueError("the noise floor is not a small number")
@@ -292,17 +298,6 @@ def _model(config: dict[str, Any], tensors: dict[str, Tensor], d: int, features:
     if row.covariance is Dense and tensors["family.S.L"].shape != (M, M):  # before that much memory is taken
         raise ValueError(f"the covariance of {M} inducing points is of another size")
     return row.model(kernel, points, Z_variance, noise_floor=floor, features=features)
-
-
-def _check_layers(stored: Any, tensors: dict[str, Tensor], d: int) -> None:
-    """Refuse sizes that the tensors do not have, before that much memory is taken."""
-    if isinstance(stored, list):
-        for i, (width, size) in enumerate(pairwise([d, *stored])):
-            shapes = {"weight": [size, width], "bias": [size]}
-            for name, shape in shapes.items():
-                tensor = tensors.get(f"features.{2 * i}.{name}")
-                if not width or tensor is None or list(tensor.shape) != shape:
-                    raise ValueError("the layers of the network are of other sizes")
 
 
 def _target(record: Any) -> Target:

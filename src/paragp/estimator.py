@@ -60,14 +60,8 @@ PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` 
 JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
 MOST_COPIES = 10**6  # rows that weights may make of a table for a full-batch method
 HEAVIEST = 1e15  # the largest weight lies below, and above one over it: float32 must hold sums of them
-FORM = (
-    "method",
-    "kernel",
-    "features",
-    "n_inducing",
-    "n_inducing_variance",
-    "categorical_features",
-)  # what a model is made by
+# What a model is made by.
+FORM = ("method", "kernel", "features", "n_inducing", "n_inducing_variance", "categorical_features")
 
 
 class ParametricGPRegressor(RegressorMixin, BaseEstimator):

@@ -7,7 +7,7 @@ import torch
 from paragp import METHODS, Data
 from paragp.gp.covariances import Zero
 from paragp.metrics import nll
-from paragp.training import recipe
+from paragp.training import best, recipe
 from paragp.training.loop import Config, Epoch, TrainingDivergedError
 from paragp.training.recipe import RECIPES, Settings, new_model, total_epochs, train, trials
 from paragp.training.step import backward
@@ -151,7 +151,7 @@ def pretend(monkeypatch, gains, weights=None):
         settled["n"] += 1
         return np.asarray(gains if settled["n"] == 1 else np.zeros(len(gains)))
 
-    monkeypatch.setattr(recipe._Best, "_log_densities", densities)
+    monkeypatch.setattr(best.Best, "_log_densities", densities)
     return train(settings(beta=0.05), data, validation, generator=generator()).best_epoch > 0
 
 

@@ -64,7 +64,7 @@ def test_a_kernel_without_a_factor_stays_as_it_is(monkeypatch):
     def hopeless(*_, **__):
         raise NotPositiveDefiniteError("no")
 
-    monkeypatch.setattr(start, "log_density", hopeless)
+    monkeypatch.setattr(start.ExactGP, "log_marginal", hopeless)
     kernel, noise = fitted(rows())
     assert noise == INITIAL_NOISE
     torch.testing.assert_close(

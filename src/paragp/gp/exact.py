@@ -61,14 +61,23 @@ class ExactGP(nn.Module):
 
     X: Tensor  # (n, d), the distinct rows
     y: Tensor  # (n,), the mean target of each
-    copies: Tensor  # (n,), how many rows it stands for
+    copies: Tensor  # (n,), how many rows it stands for (their weights' sum)
     spread: Tensor  # the squared deviations of all targets from those means, a scalar
 
-    def __init__(self, kernel: Kernel, X: Tensor, y: Tensor, *, noise: float = 0.1, solver: str | None = None) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        X: Tensor,
+        y: Tensor,
+        *,
+        weights: Tensor | None = None,
+        noise: float = 0.1,
+        solver: str | None = None,
+    ) -> None:
         super().__init__()
         self.kernel = kernel
         self.likelihood = Noise(noise)
-        for name, value in zip(("X", "y", "copies", "spread"), merged(X, y), strict=True):
+        for name, value in zip(("X", "y", "copies", "spread"), merged(X, y, weights), strict=True):
             self.register_buffer(name, value)
         if solver not in (None, "cholesky", "cg"):
             raise ValueError(f"solver must be 'cholesky', 'cg' or None (by the number of rows), got {solver!r}.")
@@ -213,21 +222,23 @@ class ExactGP(nn.Module):
         return lambda V: (V - P @ torch.cholesky_solve(P.T @ V, inner)) / noise
 
 
-def merged(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def merged(X: Tensor, y: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The distinct rows of X, the mean target and the number of rows of each, and what the targets deviate in all.
 
-    A GP cannot tell equal rows from one row that was measured better: one with their mean and noise / copies.
+    A GP cannot tell equal rows from one row that was measured better: one with their mean and noise / copies. A weight
+    of w means w copies of a row.
 
     >>> merged(torch.tensor([[1.0], [0.0], [1.0]]), torch.tensor([2.0, 5.0, 4.0]))
     (tensor([[0.],
             [1.]]), tensor([5., 3.]), tensor([1., 2.]), tensor(2.))
     """
-    distinct, where, counts = X.unique(dim=0, return_inverse=True, return_counts=True)
+    w = torch.ones_like(y) if weights is None else weights.to(y)
+    distinct, where = X.unique(dim=0, return_inverse=True)
     if len(distinct) == len(X):  # as they came
-        return X, y, torch.ones_like(y), y.new_zeros(())
-    copies = counts.to(y)
-    mean = torch.zeros_like(copies).index_add_(0, where, y) / copies
-    return distinct, mean, copies, (y - mean[where]).square().sum()
+        return X, y, w, y.new_zeros(())
+    copies = y.new_zeros(len(distinct)).index_add_(0, where, w)
+    mean = y.new_zeros(len(distinct)).index_add_(0, where, w * y) / copies
+    return distinct, mean, copies, (w * (y - mean[where]).square()).sum()
 
 
 @torch.no_grad()

@@ -1,18 +1,17 @@
 """Where training starts: a kernel that suits the data, and inducing points spread in that kernel's units."""
 
 import copy
-import math
 import warnings
 
 import torch
 from gpytorch.kernels import Kernel
-from torch import Tensor, nn
+from torch import Tensor
 
 from paragp.data.rows import Data
-from paragp.gp.exact import maximise
-from paragp.gp.kernels import covariance, lengthscales
-from paragp.gp.linalg import NotPositiveDefiniteError, log_density
-from paragp.gp.model import INITIAL_NOISE, Noise
+from paragp.gp.exact import ExactGP, maximise
+from paragp.gp.kernels import lengthscales
+from paragp.gp.linalg import NotPositiveDefiniteError
+from paragp.gp.model import INITIAL_NOISE
 
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
@@ -24,26 +23,20 @@ def fit_kernel(kernel: Kernel, data: Data, *, rows: int, iterations: int, genera
     """Set a kernel's parameters by the marginal likelihood of a sample of rows (Eqn marg), and return the noise.
 
     The exact GP of at most `rows` rows, in float64, with a prior that keeps every positive parameter in reach of where
-    it starts (an input that a sample shows to be irrelevant has no largest lengthscale otherwise). w copies of a
-    row are one row with a w-th of the noise and a factor N(0 | 0, noise)^(w - 1) for their agreement. Where there is no
-    factor at all the kernel stays as it is.
+    it starts (an input that a sample shows to be irrelevant has no largest lengthscale otherwise). A weight of w
+    means w copies of a row. Where there is no factor at all the kernel stays as it is.
     """
     if data.weights is not None:
         data = data.take(data.weights > 0)
     sample = data.take(torch.randperm(len(data.y), generator=generator)[:rows].to(data.y.device))
-    x, y = sample.x.double(), sample.y.double()
-    copies = torch.ones_like(y) if sample.weights is None else sample.weights.double()
-    found = _Start(copy.deepcopy(kernel), Noise(INITIAL_NOISE)).to(x)
-    first = found.logarithms().detach()
+    weights = None if sample.weights is None else sample.weights.double()
+    found = ExactGP(copy.deepcopy(kernel), sample.x.double(), sample.y.double(), weights=weights, noise=INITIAL_NOISE)
+    first = _logarithms(found).detach()
     deviations = torch.full_like(first, KERNEL_DEVIATION)
     deviations[-1] = NOISE_DEVIATION
 
     def log_posterior() -> Tensor:
-        noise = found.noise()
-        K = covariance(found.kernel, x, x)
-        agreement = -0.5 * (copies - 1).sum() * (2 * math.pi * noise).log()
-        prior = -0.5 * ((found.logarithms() - first) / deviations).square().sum()
-        return log_density(K + torch.diag(noise / copies), y) + agreement + prior
+        return found.log_marginal() - 0.5 * ((_logarithms(found) - first) / deviations).square().sum()
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a trial point with little noise needs jitter; the next one will not
@@ -52,24 +45,17 @@ def fit_kernel(kernel: Kernel, data: Data, *, rows: int, iterations: int, genera
         except NotPositiveDefiniteError:
             return INITIAL_NOISE
     kernel.load_state_dict(found.kernel.state_dict())
-    return float(found.noise().detach())
+    return float(found.noise.detach())
 
 
-class _Start(nn.Module):
-    """What is learned from a sample."""
-
-    def __init__(self, kernel: Kernel, noise: Noise) -> None:
-        super().__init__()
-        self.kernel, self.noise = kernel, noise
-
-    def logarithms(self) -> Tensor:
-        """Of the kernel's positive parameters, and last of the noise; one vector."""
-        values = [
-            constraint.transform(parameter).reshape(-1)
-            for _, parameter, constraint in self.kernel.named_parameters_and_constraints()
-            if constraint is not None
-        ]
-        return torch.cat([*values, self.noise().reshape(1)]).clamp_min(1e-30).log()
+def _logarithms(gp: ExactGP) -> Tensor:
+    """Of the kernel's positive parameters, and last of the noise; one vector."""
+    values = [
+        constraint.transform(parameter).reshape(-1)
+        for _, parameter, constraint in gp.kernel.named_parameters_and_constraints()
+        if constraint is not None
+    ]
+    return torch.cat([*values, gp.noise.reshape(1)]).clamp_min(1e-30).log()
 
 
 def stretch(kernel: Kernel, d: int) -> Tensor | None:

@@ -1,0 +1,118 @@
+"""Which state of a training is kept, by the validation rows."""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from paragp.data.rows import Data
+from paragp.gp.model import ParametricGP
+from paragp.metrics import crps, nll, rmse
+from paragp.predictive import Array
+from paragp.training.loop import Epoch
+
+
+class Trial(NamedTuple):
+    """One value of the method's grid."""
+
+    beta: float
+    gamma: float | None
+
+
+class Best:
+    """Scores each epoch on the validation rows, keeps the best state, and says when to stop.
+
+    Without patience it keeps the best of the trials' last states. Without validation rows there is one trial, and the
+    model stays as it is.
+    """
+
+    def __init__(
+        self,
+        model: ParametricGP,
+        validation: Data | None,
+        patience: int | None,
+        on_epoch: Callable[[Epoch], object] | None,
+    ) -> None:
+        self.model, self.validation, self.patience, self.on_epoch = model, validation, patience, on_epoch
+        self.history: list[Epoch] = []
+        self.first = self.state = copy.deepcopy(model.state_dict())
+        self.nll, self.crps, self.epoch = math.inf, math.inf, 0
+        self.searching = False  # beyond the first value, which sharper spikes would win by a mean that gives up
+        self.trial = self.current = Trial(1.0, None)
+        self.since, self.ran_out, self.clock = 0, False, time.perf_counter()
+
+    def begin(self, trial: Trial) -> None:
+        self.current, self.since = trial, 0
+        if not self.history:
+            self.trial = trial
+            if self.patience is not None:  # the start is a candidate, too
+                self._consider(self.validate(self.model))
+
+    def validate(self, model: ParametricGP) -> dict[str, float]:
+        if self.validation is None:
+            return {}
+        x, y, weights = self.validation
+        dist = model.predict(x)
+        targets, copies = y.double().numpy(force=True), None if weights is None else weights.numpy(force=True)
+        return {metric.__name__: metric(dist, targets, copies) for metric in (nll, rmse, crps)}
+
+    def after(self, record: Epoch) -> bool:
+        """Takes note of an epoch; whether it was the last."""
+        record = replace(record, epoch=len(self.history) + 1, seconds=time.perf_counter() - self.clock)
+        self.history.append(record)
+        self.since += 1
+        if self.patience is not None:
+            self._consider(record.validation)
+        stop = self.on_epoch is not None and self.on_epoch(record) is True
+        self.ran_out = self.patience is not None and self.validation is not None and self.since >= self.patience
+        return stop or self.ran_out
+
+    def end(self) -> None:
+        """After a trial: go back to the best state."""
+        if self.validation is None:
+            self.epoch = len(self.history)
+            return
+        if self.patience is None:
+            self._consider(self.history[-1].validation)
+        self.restore()
+
+    def restore(self) -> None:
+        self.model.load_state_dict(self.state)
+
+    def _consider(self, scores: dict[str, float]) -> None:
+        better = scores.get("nll", math.inf) < self.nll
+        if better and not (self.searching and scores["crps"] > self.crps):
+            self.nll, self.crps = scores["nll"], scores["crps"]
+            self.epoch, self.trial, self.since = len(self.history), self.current, 0
+            self.state = copy.deepcopy(self.model.state_dict())
+
+    def settle(self) -> None:
+        """Go back to the start unless the best state beats it by a standard error of the rows' differences.
+
+        Few validation rows choose among many states, and on pure noise one of them looks good. Where S' starts as the
+        identity, the start is a constant.
+        """
+        if self.validation is None or self.patience is None or self.epoch == 0:
+            return
+        weights = self.validation.weights
+        copies = np.ones(len(self.validation.y)) if weights is None else weights.double().numpy(force=True)
+        if copies.sum() <= 1:
+            return
+        ended = self._log_densities()
+        self.model.load_state_dict(self.first)
+        gain = ended - self._log_densities()
+        mean = np.average(gain, weights=copies)
+        error = np.sqrt(np.average((gain - mean) ** 2, weights=copies) / (copies.sum() - 1))
+        if mean > error:
+            self.restore()
+        else:
+            self.epoch = 0
+
+    def _log_densities(self) -> Array:
+        assert self.validation is not None
+        x, y, _ = self.validation
+        return self.model.predict(x).logpdf(y.numpy(force=True))
