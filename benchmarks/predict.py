@@ -39,8 +39,8 @@ def ours(name: str, rows: int, M: int, d: int, chunk: int | None = None) -> Call
 def our_mean(name: str, rows: int, M: int, d: int, chunk: int | None = None) -> Callable[[], object]:
     Z, x = inputs(rows, M, d)
     model = METHODS[name].model("matern52", Z)
-    weights = model.mean_weights()
-    return lambda: model.predict_mean(x, weights=weights)
+    factor = model.factorise()
+    return lambda: model.predict_mean(x, factor=factor)
 
 
 def peer(name: str, rows: int, M: int, d: int, chunk: int = 1000) -> Callable[[], object]:

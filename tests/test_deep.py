@@ -190,3 +190,102 @@ class Fading(nn.Module):
 def test_a_network_that_collapsed_is_reported():
     with pytest.warns(CollapsedFeaturesWarning, match="has collapsed"):
         regressor(features=Fading(), early_stopping=False, beta=0.05).fit(X, Y)
+
+
+# --- a network for the mean ---
+
+
+def test_a_neural_mean_with_the_variance_of_inducing_points():
+    model = regressor(mean=(32, 16), max_epochs=60).fit(X[:300], Y[:300])
+    dist = model.predict_dist(X[300:])
+    assert nll(dist, Y[300:]) < 0.5  # a constant normal: 1.03
+    np.testing.assert_allclose(model.predict(X[300:]), dist.mean, atol=1e-6)
+    assert model.fitted_.summary["mean"] == [32, 16]
+    assert np.isfinite(model.predict(X[300:310], return_cov=True)[1]).all()
+    assert set(model.lengthscales_) == {"x0", "x1", "x2"}
+
+
+def test_a_module_for_the_mean_follows_the_seed_and_learns():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 32), nn.Dropout(0.1), nn.Tanh(), nn.Linear(32, 1), nn.Flatten(0))
+    state = torch.random.get_rng_state()
+    one = regressor(mean=module, max_epochs=30).fit(X[:300], Y[:300])
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(7)
+    np.testing.assert_array_equal(
+        regressor(mean=module, max_epochs=30).fit(X[:300], Y[:300]).predict(X), one.predict(X)
+    )
+    assert nll(one.predict_dist(X[300:]), Y[300:]) < 0.8
+
+
+def test_a_mean_sees_the_features():
+    model = regressor(mean="mlp", features=(8, 2)).fit(X, Y)
+    assert model.fitted_.model.family.mean[0].in_features == 2
+    assert model.fitted_.summary["mean"] == [256, 128, 64]
+
+
+@pytest.mark.parametrize("mean", ["mlp", [8, 4]])
+def test_a_mean_of_layers_is_saved_and_comes_back(mean, tmp_path):
+    model = regressor(mean=mean, max_epochs=2).fit(X, Y)
+    model.save(tmp_path / "model")
+    again = ParametricGPRegressor.load(tmp_path / "model")
+    assert again.get_params()["mean"] == mean
+    np.testing.assert_array_equal(again.predict_dist(X).std, model.predict_dist(X).std)
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    clone(again).fit(X[:50], Y[:50])
+    with pytest.raises(ValueError, match="leave out mean"):
+        ParametricGPRegressor.load(tmp_path / "model", mean=nn.Linear(3, 1))
+
+
+def test_a_mean_of_ones_own_is_saved_by_its_values(tmp_path):
+    model = regressor(mean=nn.Sequential(Tower(), nn.Linear(2, 1))).fit(X, Y)
+    model.save(tmp_path / "model")
+    assert "mean=module" in (tmp_path / "model" / "README.md").read_text()
+    with pytest.raises(ModelFileError, match=r"load\(path, mean=module\)"):
+        ParametricGPRegressor.load(tmp_path / "model")
+    again = ParametricGPRegressor.load(tmp_path / "model", mean=nn.Sequential(Tower(), nn.Linear(2, 1)))
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+@pytest.mark.parametrize("stored", [[8, 2], [8], [9, 1], [], None, 7])
+def test_altered_sizes_of_a_mean_are_found(stored, tmp_path):
+    regressor(mean=(8,), max_epochs=1).fit(X, Y).save(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    config["mean"] = stored
+    config["config_sha256"] = _checksum(config)
+    file.write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match="cannot be read as a model"):
+        ParametricGPRegressor.load(tmp_path / "model")
+
+
+def test_means_that_cannot_be_used_are_refused():
+    for mean, message in (
+        ("deep", 'mean must be None, "mlp"'),
+        ((8, 0), "mean must be None"),
+        (nn.Linear(3, 2), r"The mean module Linear must give \(2, 1\) for 2 rows"),
+        (nn.Identity(), "has no parameters"),
+        (nn.Linear(5, 1), "does not take 3 inputs"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            regressor(mean=mean).fit(X, Y)
+    for method in ("ppgpr-mf", "od-svgp", "exact"):
+        with pytest.raises(ValueError, match="A mean is for 'ppgpr-mfd'"):
+            regressor(method=method, mean="mlp").fit(X, Y)
+
+
+def test_a_warm_start_goes_on_with_the_mean():
+    model = regressor(mean=(8,), warm_start=True).fit(X, Y)
+    first = model.fitted_.model.family.mean[0].weight
+    model.set_params(learning_rate=1e-6).fit(X, Y)
+    torch.testing.assert_close(model.fitted_.model.family.mean[0].weight, first, atol=1e-3, rtol=0)
+
+
+def test_a_mean_on_the_command_line(tmp_path):
+    data = tmp_path / "rows.csv"
+    np.savetxt(data, np.column_stack([X, Y]), delimiter=",", header="a,b,c,y", comments="")
+    words = ["fit", str(data), "--target", "y", "--inducing", "10", "--epochs", "2"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "model"), "--mean", "8,4"])
+    assert done.exit_code == 0, done.output
+    shown = CliRunner().invoke(app, ["info", str(tmp_path / "model")])
+    assert "network for the mean: [8, 4]" in shown.output

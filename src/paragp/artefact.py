@@ -32,6 +32,7 @@ from paragp.data.tables import Target, encode, from_records, matrix_names, to_re
 from paragp.fitted import Fitted
 from paragp.gp.covariances import Dense
 from paragp.gp.exact import ExactGP
+from paragp.gp.families import NeuralMean
 from paragp.gp.features import embedded, layers, sizes_of
 from paragp.gp.kernels import covariance, kernel_name
 from paragp.gp.methods import METHODS
@@ -80,7 +81,8 @@ def save(
         "kernel": describe(model.kernel),
         "noise_floor": model.likelihood.floor,
         "solver": model.solver if isinstance(model, ExactGP) else None,
-        "features": _described(model),
+        "features": _described(getattr(model, "features", None)),
+        "mean": _described(_mean_of(model)),
         "columns": to_records(fitted.columns),
         "target": asdict(fitted.target),
         "feature_names": feature_names,
@@ -120,44 +122,51 @@ def check_destination(path: Path, *, overwrite: bool) -> None:
 
 def _check_twin(model: ParametricGP | ExactGP, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Refuse a model that would not come back as it is."""
-    features = getattr(model, "features", None)
-    twin = _assemble(config, tensors, copy.deepcopy(features)).model
+    own = {"features": getattr(model, "features", None), "mean": _mean_of(model)}
+    twin = _assemble(config, tensors, **copy.deepcopy(own)).model
     p = tensors["X" if isinstance(model, ExactGP) else "family.Z"].shape[1]
     if not torch.equal(_kernel_values(model.kernel, p), _kernel_values(twin.kernel, p)):
         raise ValueError(
             f"The kernel {kernel_name(model.kernel)} cannot be stored: rebuilt from its parts it gives other values."
         )
-    if isinstance(model, ParametricGP) and isinstance(twin, ParametricGP) and isinstance(config["features"], list):
-        width = tensors["features.0.weight"].shape[1]
+    for name, rebuilt in (("features", getattr(twin, "features", None)), ("mean", _mean_of(twin))):
+        original = own[name]
+        if not isinstance(config[name], list) or not isinstance(rebuilt, nn.Sequential) or original is None:
+            continue
+        width = tensors[f"{'family.' * (name == 'mean')}{name}.0.weight"].shape[1]
         x = torch.linspace(-1, 1, 2 * width).reshape(2, width).to(tensors["family.Z"])
-        if not torch.equal(embedded(copy.deepcopy(model.features).cpu(), x), embedded(twin.features, x)):
-            raise ValueError("The features cannot be stored: layers rebuilt from their sizes give other values.")
+        if not torch.equal(embedded(copy.deepcopy(original).cpu(), x), embedded(rebuilt, x)):
+            raise ValueError(f"The {name} cannot be stored: layers rebuilt from their sizes give other values.")
 
 
 # --- reading ---
 
 
-def load(path: str | os.PathLike[str], *, features: nn.Module | None = None) -> tuple[Fitted, list[str] | None]:
+def load(
+    path: str | os.PathLike[str], *, features: nn.Module | None = None, mean: nn.Module | None = None
+) -> tuple[Fitted, list[str] | None]:
     """The fitted model of a folder written by `save`, and the feature names it was fitted with (None: an array).
 
     A folder holds no code: where the kernel stands behind a module that is more than layers with ReLU between them,
-    `features` is a module of that form, whose values are then those that were saved.
+    `features` is a module of that form, whose values are then those that were saved; `mean` likewise.
     """
     path = Path(path)
     config = read_config(path)
-    stored = config.get("features")
-    if isinstance(stored, str) and features is None:
-        raise ModelFileError(
-            f"{path} holds the values of a features module ({reprlib.repr(stored)}) and, as no code is stored, not the "
-            "module. Pass one of the same form: load(path, features=module)."
-        )
-    if features is not None and not isinstance(stored, str):
-        raise ValueError(f"{path} does not ask for a module: leave out features.")
+    for name, module in (("features", features), ("mean", mean)):
+        stored = config.get(name)
+        if isinstance(stored, str) and module is None:
+            raise ModelFileError(
+                f"{path} holds the values of a {name} module ({reprlib.repr(stored)}) and, as no code is stored, not "
+                f"the module. Pass one of the same form: load(path, {name}=module)."
+            )
+        if module is not None and not isinstance(stored, str):
+            raise ValueError(f"{path} does not ask for a module: leave out {name}.")
     data = _tensor_bytes(path, config)
     if hashlib.sha256(data).hexdigest() != config.get("tensors_sha256"):
         raise ModelFileError(f"{path / TENSORS} is truncated or was altered: its checksum is not the one in {CONFIG}.")
     try:
-        return _assemble(config, load_tensors(data), copy.deepcopy(features)), config["feature_names"]
+        found = _assemble(config, load_tensors(data), copy.deepcopy(features), copy.deepcopy(mean))
+        return found, config["feature_names"]
     except Exception as error:  # anyone may have written the folder: whatever goes wrong here is wrong there
         raise ModelFileError(f"{path} cannot be read as a model: {_sentence(error)}") from error
 
@@ -215,7 +224,9 @@ def _tensor_bytes(path: Path, config: dict[str, Any]) -> bytes:
     return _bytes(path / TENSORS)
 
 
-def _assemble(config: dict[str, Any], tensors: dict[str, Tensor], features: nn.Module | None = None) -> Fitted:
+def _assemble(
+    config: dict[str, Any], tensors: dict[str, Tensor], features: nn.Module | None = None, mean: nn.Module | None = None
+) -> Fitted:
     """A model from its parts, of which nothing is taken for granted."""
     if config["tensors"] != _announced(tensors):
         raise ValueError("the tensors are not those that the config announces")
@@ -229,7 +240,7 @@ def _assemble(config: dict[str, Any], tensors: dict[str, Tensor], features: nn.M
     if not isinstance(config["library"], str) or not config["library"].isprintable():
         raise ValueError("the config does not name the library that wrote it")
     _check_summary(summary)
-    model = _model(config, tensors, d, features)
+    model = _model(config, tensors, d, features, mean)
     found, expected = _announced(tensors), _announced(model.state_dict())
     for name in sorted(found | expected):
         if found.get(name) != expected.get(name):
@@ -246,37 +257,47 @@ def _assemble(config: dict[str, Any], tensors: dict[str, Tensor], features: nn.M
     return Fitted(config["method"], model, columns, target, summary)
 
 
-def _described(model: ParametricGP | ExactGP) -> list[int] | str | None:
-    """The features as sizes of layers, or by the name of their class; None where there are none."""
-    features = getattr(model, "features", None)
-    if features is None or isinstance(features, nn.Identity):
+def _mean_of(model: ParametricGP | ExactGP) -> nn.Module | None:
+    """The network of the mean, where there is one."""
+    family = model.family if isinstance(model, ParametricGP) else None
+    return family.mean if isinstance(family, NeuralMean) else None
+
+
+def _described(network: nn.Module | None) -> list[int] | str | None:
+    """A network as sizes of layers, or by the name of its class; None where there is none."""
+    if network is None or isinstance(network, nn.Identity):
         return None
-    return sizes_of(features) or type(features).__name__
+    return sizes_of(network) or type(network).__name__
 
 
 def _rebuilt(
-    stored: Any, tensors: dict[str, Tensor], features: nn.Module | None, d: int
+    stored: Any, tensors: dict[str, Tensor], start: str, module: nn.Module | None, d: int
 ) -> tuple[nn.Module | None, int]:
-    """The module before the kernel, still without its values, and the number of its features."""
+    """The network whose tensors' names `start` so, still without its values, and the number of its outputs."""
     if stored is None:
         return None, d
     if isinstance(stored, str):
-        if features is None or not any(True for _ in features.parameters()):
-            raise ValueError("the features are of a module with parameters")
-        return features, embedded(features, torch.zeros(1, d).to(next(features.parameters()))).shape[1]
+        if module is None or not any(True for _ in module.parameters()):
+            raise ValueError("the network is of a module with parameters")
+        return module, embedded(module, torch.zeros(1, d).to(next(module.parameters()))).reshape(1, -1).shape[1]
     if not isinstance(stored, list) or not stored or not all(type(size) is int and size > 0 for size in stored):
         raise ValueError("the sizes of the network are not whole numbers above 0")
     for i, (width, size) in enumerate(pairwise([d, *stored])):  # before that much memory is taken
         for name, shape in (("weight", (size, width)), ("bias", (size,))):
-            tensor = tensors.get(f"features.{2 * i}.{name}")
+            tensor = tensors.get(f"{start}.{2 * i}.{name}")
             if not width or tensor is None or tensor.shape != shape:
                 raise ValueError("the layers of the network are of other sizes")
     return layers(d, stored), stored[-1]
 
 
-def _model(config: dict[str, Any], tensors: dict[str, Tensor], d: int, features: nn.Module | None) -> Any:
+def _model(
+    config: dict[str, Any], tensors: dict[str, Tensor], d: int, features: nn.Module | None, mean: nn.Module | None
+) -> Any:
     """A model of the right shape; its values are loaded next."""
-    features, d = _rebuilt(config["features"], tensors, features, d)
+    features, d = _rebuilt(config["features"], tensors, "features", features, d)
+    mean, outputs = _rebuilt(config["mean"], tensors, "family.mean", mean, d)
+    if mean is not None and outputs != 1:
+        raise ValueError("the network of the mean gives more than one number")
     method, floor, kernel = config["method"], config["noise_floor"], build(config["kernel"], d)
     if not _is_number(floor) or not 0 <= floor < 0.1:
         raise ValueError("the noise floor is not a small number")
@@ -293,11 +314,11 @@ def _model(config: dict[str, Any], tensors: dict[str, Tensor], d: int, features:
         model.likelihood.floor = floor
         return model
     row = METHODS["vfitc" if method == "fitc" else method]  # FITC is VFITC's family at its optimum
-    Z_variance = tensors["family.Z_variance"] if row.two_sets else None
+    Z_variance = tensors["family.Z_variance"] if row.two_sets and mean is None else None
     M = len(points if Z_variance is None else Z_variance)
     if row.covariance is Dense and tensors["family.S.L"].shape != (M, M):  # before that much memory is taken
         raise ValueError(f"the covariance of {M} inducing points is of another size")
-    return row.model(kernel, points, Z_variance, noise_floor=floor, features=features)
+    return row.model(kernel, points, Z_variance, mean=mean, noise_floor=floor, features=features)
 
 
 def _target(record: Any) -> Target:
@@ -474,7 +495,8 @@ def card(fitted: Fitted) -> str:
 
 def _asked(fitted: Fitted) -> str:
     """What else `load` wants."""
-    return ", features=module" if isinstance(_described(fitted.model), str) else ""
+    modules = {"features": getattr(fitted.model, "features", None), "mean": _mean_of(fitted.model)}
+    return "".join(f", {name}=module" for name, module in modules.items() if isinstance(_described(module), str))
 
 
 def _rows_stored(fitted: Fitted) -> str:

@@ -41,18 +41,18 @@ def check_number(
     raise ValueError(f"{name} must be {wanted}, got {value!r}.")
 
 
-def check_features(features: Any) -> None:
+def check_network(name: str, network: Any) -> None:
     """Refuse what is neither a module nor the sizes of layers."""
-    if features is None or isinstance(features, torch.nn.Module):
+    if network is None or isinstance(network, torch.nn.Module):
         return
-    sizes = features.tolist() if isinstance(features, np.ndarray) else features
+    sizes = network.tolist() if isinstance(network, np.ndarray) else network
     whole = isinstance(sizes, list | tuple) and all(
         isinstance(size, int | np.integer) and not isinstance(size, bool) and int(size) > 0 for size in sizes
     )
     if not whole or not sizes:
         raise ValueError(
-            "features must be None, a torch module, or the sizes of a network's layers as whole numbers above 0, such "
-            f"as (256, 128, 64); got {features!r}."
+            f"{name} must be None, a torch module, or the sizes of a network's layers as whole numbers above 0, such "
+            f"as (256, 128, 64); got {network!r}."
         )
 
 

@@ -86,6 +86,9 @@ def fit(
     features: Annotated[
         str | None, typer.Option(help="Sizes of a network before the kernel, such as 256,128,64; none if left out.")
     ] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="For ppgpr-mfd: mlp, or hidden sizes of a network for the mean, such as 256,128.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="At most so many passes; by the rows if left out.", min=1)] = None,
     recipe: Annotated[str, typer.Option(help="auto, or adam: the paper's 400 epochs.")] = "auto",
     beta: Annotated[float | None, typer.Option(help="Weight of the regulariser; searched if left out.", min=0)] = None,
@@ -122,6 +125,7 @@ def fit(
         n_inducing=inducing,
         kernel=kernel,
         features=None if features is None else _sizes(features),
+        mean=mean if mean in (None, "mlp") else _sizes(mean),
         max_epochs="auto" if epochs is None else epochs,
         recipe=recipe,
         beta="auto" if beta is None else beta,
@@ -227,6 +231,8 @@ def info(model: Model, as_json: AsJson = False) -> None:
     typer.echo(f"inputs: {summary['inputs']}, encoded as {summary['encoded_inputs']} numbers")
     if summary.get("features"):
         typer.echo(f"network before the kernel: {summary['features']}")
+    if summary.get("mean"):
+        typer.echo(f"network for the mean: {summary['mean']}")
     typer.echo(f"target: mean {target.mean:.6g}, deviation {target.deviation:.6g}")
     typer.echo(f"noise: deviation {fitted.noise_std:.6g}")
     if relevance:

@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from paragp.artefact import load, plain, save
 from paragp.checks import (
-    check_features,
     check_kernel,
+    check_network,
     check_number,
     find_device,
     numeric_target,
@@ -61,7 +61,8 @@ JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is ma
 MOST_COPIES = 10**6  # rows that weights may make of a table for a full-batch method
 HEAVIEST = 1e15  # the largest weight lies below, and above one over it: float32 must hold sums of them
 # What a model is made by.
-FORM = ("method", "kernel", "features", "n_inducing", "n_inducing_variance", "categorical_features")
+FORM = ("method", "kernel", "features", "mean", "n_inducing", "n_inducing_variance", "categorical_features")
+MLP = (256, 128, 64)  # what mean="mlp" stands for
 
 
 class ParametricGPRegressor(RegressorMixin, BaseEstimator):
@@ -84,6 +85,10 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         A network before the kernel, trained with it: layers of these sizes with ReLU between them, or a module that
         takes the encoded, standardised inputs (b, d) to features (b, p) (it is copied, not changed). Inducing points
         then live among its outputs. Not for "exact" and "fitc".
+    mean : None, "mlp", hidden sizes such as (256, 128), or a torch module
+        For "ppgpr-mfd": a network for the mean, and inducing points for the variance alone. "mlp" is (256, 128, 64). A
+        module takes what the kernel takes (the features, or the inputs, encoded and standardised) to (b,) or (b, 1),
+        in units of the standardised target.
     beta : float or "auto"
         Weight beta_reg of the regulariser. "auto" searches the paper's grid on validation rows.
     gamma : float or "auto"
@@ -106,8 +111,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         Precision of training. Up to 1000 rows are always trained in float64.
     device : "auto" or a torch device
     warm_start : bool
-        Go on from the last `fit` (its encoding of the columns and its model), unless method, kernel, features, inducing
-        points or categorical features are others now.
+        Go on from the last `fit` (its encoding of the columns and its model), unless method, kernel, features, mean,
+        inducing points or categorical features are others now.
     verbose : int
         1 shows a progress bar.
     random_state : int, RandomState or None
@@ -143,6 +148,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         n_inducing_variance: int | None = None,
         kernel: Any = "matern52",
         features: Any = None,
+        mean: Any = None,
         beta: float | str = "auto",
         gamma: float | str = "auto",
         recipe: str = "auto",
@@ -164,6 +170,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self.n_inducing_variance = n_inducing_variance
         self.kernel = kernel
         self.features = features
+        self.mean = mean
         self.beta = beta
         self.gamma = gamma
         self.recipe = recipe
@@ -236,6 +243,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         elif self.features is not None:
             seen = np.zeros((2, int(self.features[-1])))
         check_kernel(self.kernel, seen)
+        if isinstance(self.mean, torch.nn.Module):
+            check_module(self.mean, torch.zeros(2, seen.shape[1]).to(data.x), "mean")
         validation, validation_rows = None, 0
         if X_val is not None:
             X_val, y_val, weights_val = self._checked(X_val, y_val, sample_weight_val, columns)
@@ -263,7 +272,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self.validation_scores_ = None if validation is None else self._scores(validation)
         self.fitted_.summary |= {
             "kernel": self.kernel if isinstance(self.kernel, str) else type(self.kernel).__name__,
-            "features": plain(self.features) if _storable(self.features) else type(self.features).__name__,
+            "features": _described(self.features),
+            "mean": _described(self._mean_network),
             "validation_scores": self.validation_scores_,
             "seconds": time.perf_counter() - start,
             "parameters": {
@@ -271,6 +281,11 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             },
         }
         return self
+
+    @property
+    def _mean_network(self) -> Any:
+        """A module or hidden sizes."""
+        return MLP if isinstance(self.mean, str) else self.mean
 
     def _of_the_same_form(self) -> bool:
         return all(plain(self._form[name]) == plain(getattr(self, name)) for name in FORM)
@@ -284,6 +299,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             self.n_inducing,
             self.n_inducing_variance,
             features=self.features,
+            mean=self._mean_network,
             beta=_given(self.beta, float),
             gamma=_given(self.gamma, float),
             epochs=_given(self.max_epochs, int),
@@ -440,18 +456,26 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         save(self.fitted_, path, feature_names=names, overwrite=overwrite, keep_rows=keep_rows)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, features: torch.nn.Module | None = None) -> Self:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        features: torch.nn.Module | None = None,
+        mean: torch.nn.Module | None = None,
+    ) -> Self:
         """The estimator of a folder written by `save`; it predicts as the saved one did, to the bit.
 
-        A folder holds values and no code: a model with a module of your own before its kernel asks for a module of
-        that form in `features`.
+        A folder holds values and no code: a model with a module of your own before its kernel, or for its mean, asks
+        for a module of that form in `features` or `mean`.
         """
-        fitted, names = load(path, features=features)
+        fitted, names = load(path, features=features, mean=mean)
         kernel, stored = fitted.summary["kernel"], fitted.summary["parameters"]
         parameters = {name: stored[name] for name in cls._get_param_names() if name in stored}
         parameters |= {"method": fitted.method, "kernel": kernel if kernel in KERNELS else fitted.model.kernel}
         if isinstance(fitted.summary.get("features"), str):
             parameters["features"] = fitted.model.features
+        if isinstance(fitted.summary.get("mean"), str):
+            parameters["mean"] = fitted.model.family.mean
         estimator = cls(**parameters)
         estimator.fitted_ = fitted
         estimator._form = {name: getattr(estimator, name) for name in FORM}
@@ -551,9 +575,15 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
                 )
         elif not isinstance(self.kernel, gpytorch.kernels.Kernel):
             raise ValueError(f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}.")
-        check_features(self.features)
+        check_network("features", self.features)
         if self.features is not None and self.method in FULL_BATCH:
             raise ValueError(f"method={self.method!r} takes no features. Choose a method of paragp.METHODS.")
+        if isinstance(self.mean, str) and self.mean != "mlp":
+            raise ValueError(f'mean must be None, "mlp", hidden sizes or a torch module; got {self.mean!r}.')
+        check_network("mean", self._mean_network)
+        if self.mean is not None and not (self.method in METHODS and METHODS[self.method].takes_mean):
+            takers = ", ".join(repr(name) for name, row in METHODS.items() if row.takes_mean)
+            raise ValueError(f"method={self.method!r} makes its mean of inducing points. A mean is for {takers}.")
         if self.recipe not in RECIPES:
             raise ValueError(f"recipe must be one of {', '.join(RECIPES)}; got {self.recipe!r}.")
         if self.dtype not in ("float32", "float64"):
@@ -583,6 +613,11 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
 def _given(value: Any, kind: type) -> Any:
     """The value as a plain number, None for "auto"."""
     return None if isinstance(value, str) else kind(value)
+
+
+def _described(network: Any) -> Any:
+    """A network in words: its sizes, or the name of a module's class."""
+    return plain(network) if _storable(network) else type(network).__name__
 
 
 def _storable(value: Any) -> bool:

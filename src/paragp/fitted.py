@@ -57,7 +57,7 @@ class Fitted:
             if isinstance(model, ExactGP):
                 parts.append(model.predict(x, factor=factor).mean)
             else:
-                parts.append(model.predict_mean(x, weights=model.mean_weights(factor)))
+                parts.append(model.predict_mean(x, factor=factor))
         return np.concatenate(parts) * self.target.deviation + self.target.mean
 
     def covariance(self, X: Any) -> Array:

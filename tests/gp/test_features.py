@@ -92,7 +92,7 @@ class Broken(nn.Module):
         (nn.Linear(4, 2), "Linear does not take 3 inputs"),
         (Broken(lambda h: h.sum(1)), r"must give \(2, p\) for 2 rows, got \(2,\)"),
         (Broken(lambda h: h[:1]), r"must give \(2, p\) for 2 rows, got \(1, 2\)"),
-        (Broken(lambda h: h * torch.nan), "gives NaN or infinite features"),
+        (Broken(lambda h: h * torch.nan), "gives NaN or infinite values"),
         (
             nn.Linear(3, 2, device="meta"),
             'lives on meta, and the model is trained on cpu. Move it with module.to\\("cpu"',

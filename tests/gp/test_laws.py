@@ -283,3 +283,26 @@ def test_sums_and_products_of_kernels_are_kernels():
         K_Mb, k_diag = kernel(model.family.Z, x).to_dense(), kernel(x).to_dense().diagonal()
     expected = reference.ktilde(K_MM.numpy(), K_Mb.numpy(), k_diag.numpy())
     np.testing.assert_allclose(q.ktilde, expected, rtol=1e-7, atol=1e-8)
+
+
+# --- a network for the mean ---
+def test_a_network_for_the_mean_leaves_the_variance_and_its_regulariser():
+    data, Z = random_data(), randn(6, random_data().x.shape[1], seed=3)
+    kernel = make_kernel("matern52", Z.shape[1]).double()
+    decoupled = METHODS["ppgpr-mfd"].model(kernel, Z)
+    linear = torch.nn.Linear(Z.shape[1], 1).double()
+    model = METHODS["ppgpr-mfd"].model(kernel, Z, mean=linear)
+    with torch.no_grad():
+        for both in (decoupled, model):
+            both.family.S.s.copy_(0.5 + randn(6, seed=4).abs())
+        (q, kl), (p, other) = model(data.x), decoupled(data.x)
+        torch.testing.assert_close(q.fvar, p.fvar, rtol=1e-12, atol=0)
+        torch.testing.assert_close(q.mean, linear(data.x)[:, 0], rtol=1e-12, atol=0)
+        torch.testing.assert_close(kl, other, rtol=1e-12, atol=0)  # m' = 0 there
+
+
+def test_only_the_decoupled_family_takes_a_network_for_the_mean():
+    for name, method in METHODS.items():
+        if name != "ppgpr-mfd":
+            with pytest.raises(ValueError, match="only PPGPR-MFD takes one"):
+                method.model("rbf", randn(4, 2), mean=torch.nn.Linear(2, 1))

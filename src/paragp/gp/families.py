@@ -2,8 +2,8 @@
 
 A family owns inducing points, m' and S'. Its work falls in two: `factorise(kernel)` does what no data point
 enters (K_MM and its Cholesky factor), once per step or once per model at prediction; `moments(factor, kernel,
-h)` does what each batch needs. `kl(factor)` is the regulariser, |m'|^2 / 2 + KL(N(0, S') || N(0, I)) for all
-of them, since whitening makes the prior of u' standard normal.
+h)` does what each batch needs. `kl(factor)` is the regulariser, |m'|^2 / 2 + KL(N(0, S') || N(0, I)) wherever
+inducing points make the mean, since whitening makes the prior of u' standard normal.
 """
 
 from abc import ABC, abstractmethod
@@ -55,12 +55,17 @@ class Family(nn.Module, ABC):
         return self.Z
 
     @abstractmethod
-    def mean_weights(self, factor: Any, kernel: Kernel) -> tuple[Tensor, Tensor]:
-        """Points (M, d) and weights (M,) with mean(h) = k(h, points) weights: O(M) a row, without the variance."""
+    def mean_function(self, factor: Any, kernel: Kernel) -> Callable[[Tensor], Tensor]:
+        """The mean (b,) of h (b, d) without the variance: O(M) a row."""
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """What the family holds of modules that may be anyone's."""
+        return []
 
     @property
     def mean_parameters(self) -> list[nn.Parameter]:
-        """The coefficients of the mean, in which it is linear."""
+        """The coefficients of the mean where it is linear in them, and thus can be solved for."""
         return [self.m]
 
     def mean_basis(self, kernel: Kernel) -> MeanBasis:
@@ -114,8 +119,8 @@ class Coupled(Family):
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
         return self.S.moments(factor.W, factor.E, covariance(kernel, self.Z, h), prior_variance(kernel, h), factor.w)
 
-    def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
-        return self.Z, factor.w
+    def mean_function(self, factor: Factor, kernel: Kernel) -> Callable[[Tensor], Tensor]:
+        return lambda h: covariance_matvec(kernel, h, self.Z, factor.w)
 
 
 class TwoSets(Family, ABC):
@@ -166,8 +171,51 @@ class Decoupled(TwoSets):
         q = self.S.moments(factor.W, factor.E, K_Mb, k_diag, None)
         return q._replace(mean=covariance_matvec(kernel, h, self.Z, factor.alpha))
 
-    def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
-        return self.Z, factor.alpha
+    def mean_function(self, factor: Factor, kernel: Kernel) -> Callable[[Tensor], Tensor]:
+        return lambda h: covariance_matvec(kernel, h, self.Z, factor.alpha)
+
+
+class NeuralMean(Family):
+    """A network for the mean, inducing points for the variance alone (Eqn mfdvar), as the paper's discussion suggests.
+
+    The network takes features h (b, d) to (b,) or (b, 1). It has no prior: the regulariser is that of S'.
+    """
+
+    class Factor(NamedTuple):
+        W: Tensor  # (M, M) = Lam^-1
+        E: Tensor | None  # what S' makes of W
+
+    def __init__(self, mean: nn.Module, Z: Tensor, covariance: type[Covariance]) -> None:
+        super().__init__()
+        self.mean = mean
+        self.Z = _inducing_points(Z)  # (M, d), of the variance
+        self.S = covariance(len(Z)).to(Z)
+
+    def factorise(self, kernel: Kernel) -> Factor:
+        W = self.whitener(kernel, self.Z)
+        return self.Factor(W, self.S.form(W))
+
+    def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
+        K_Mb, k_diag = covariance(kernel, self.Z, h), prior_variance(kernel, h)
+        return self.S.moments(factor.W, factor.E, K_Mb, k_diag, None)._replace(mean=self._mean(h))
+
+    def _mean(self, h: Tensor) -> Tensor:
+        found: Tensor = self.mean(h)
+        return found.reshape(len(h))
+
+    def mean_function(self, factor: Factor, kernel: Kernel) -> Callable[[Tensor], Tensor]:
+        return self._mean
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        return [self.mean]
+
+    @property
+    def mean_parameters(self) -> list[nn.Parameter]:
+        return []
+
+    def kl(self, factor: Factor) -> Tensor:
+        return self.S.kl()
 
 
 class OrthogonallyDecoupled(TwoSets):
@@ -206,8 +254,9 @@ class OrthogonallyDecoupled(TwoSets):
         q = self.S.moments(factor.W, factor.E, K_Mb, k_diag, factor.w)
         return q._replace(mean=q.mean + covariance_matvec(kernel, h, self.Z, self.a))
 
-    def mean_weights(self, factor: Factor, kernel: Kernel) -> tuple[Tensor, Tensor]:
-        return torch.cat([self.Z_variance, self.Z]), torch.cat([factor.w, self.a])
+    def mean_function(self, factor: Factor, kernel: Kernel) -> Callable[[Tensor], Tensor]:
+        points, weights = torch.cat([self.Z_variance, self.Z]), torch.cat([factor.w, self.a])
+        return lambda h: covariance_matvec(kernel, h, points, weights)
 
     @property
     def mean_parameters(self) -> list[nn.Parameter]:

@@ -1,4 +1,4 @@
-"""Features: a network before the kernel, trained with it (deep kernel learning, sec:dkl).
+"""Networks in a model: features before the kernel (deep kernel learning, sec:dkl), or the mean itself.
 
 Any torch module that takes rows (b, d) to features (b, p) will do; `network` makes the usual one from its sizes.
 """
@@ -100,44 +100,49 @@ def embedded(features: nn.Module, x: Tensor) -> Tensor:
         return torch.cat([features(rows) for rows in x.split(CHUNK)])
 
 
-def check_module(features: nn.Module, x: Tensor) -> int:
+def check_module(module: nn.Module, x: Tensor, what: str = "features") -> int:
     """Refuse a module that does not take rows x (n, d) to one row of finite features each; returns their number p.
 
-    Models are trained and predict in either precision, so both are tried.
+    `what` it stands for may be "mean", too: that is one number for each row, (n,) or (n, 1). Models are trained and
+    predict in either precision, so both are tried.
     """
-    name = type(features).__name__
-    parameters = list(features.parameters())
+    name = f"{what} module {type(module).__name__}"
+    parameters = list(module.parameters())
     if not parameters:
         raise ValueError(
-            f"The features module {name} has no parameters, so there is nothing to train. Apply it to the inputs "
-            "before fitting, or pass a module with parameters."
+            f"The {name} has no parameters, so there is nothing to train. Apply it "
+            f"{'to the inputs' if what == 'features' else 'and subtract it from the target'} before fitting, or pass a "
+            "module with parameters."
         )
     elsewhere = {parameter.device for parameter in parameters} - {x.device, torch.device("cpu")}
     if elsewhere:
         places = ", ".join(sorted(map(str, elsewhere)))
         raise ValueError(
-            f"The features module {name} lives on {places}, and the model is trained on {x.device}. Move it with "
+            f"The {name} lives on {places}, and the model is trained on {x.device}. Move it with "
             f'module.to("{x.device}"), or fit with device="{parameters[0].device}".'
         )
     for dtype in (torch.float32, torch.float64):
         rows = x[:2].to(dtype)
         try:
-            h = embedded(copy.deepcopy(features).to(rows), rows)
+            h = embedded(copy.deepcopy(module).to(rows), rows)
         except Exception as error:  # a module is anyone's code
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
-                f"The features module {name} does not take {x.shape[1]} inputs in {dtype}: {reason} (tensors that are "
+                f"The {name} does not take {x.shape[1]} inputs in {dtype}: {reason} (tensors that are "
                 "no parameters must be registered as buffers)."
             ) from error
-        if h.ndim != 2 or len(h) != len(rows) or not h.shape[1]:
+        if what == "mean" and h.ndim == 1:
+            h = h[:, None]
+        wanted = "p" if what == "features" else "1"
+        if h.ndim != 2 or len(h) != len(rows) or not h.shape[1] or (what == "mean" and h.shape[1] != 1):
             raise ValueError(
-                f"The features module {name} must give ({len(rows)}, p) for {len(rows)} rows, got {tuple(h.shape)}."
+                f"The {name} must give ({len(rows)}, {wanted}) for {len(rows)} rows, got {tuple(h.shape)}."
             )
         if h.dtype != dtype:
-            raise ValueError(f"The features module {name} must give {dtype} for {dtype}, got {h.dtype}.")
+            raise ValueError(f"The {name} must give {dtype} for {dtype}, got {h.dtype}.")
         if not bool(torch.isfinite(h).all()):
             raise ValueError(
-                f"The features module {name} gives NaN or infinite features for the first rows. Check its weights and "
+                f"The {name} gives NaN or infinite values for the first rows. Check its weights and "
                 "the scale of what it expects: inputs come standardised."
             )
     return h.shape[1]

@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 from gpytorch.kernels import Kernel
-from torch import Tensor
+from torch import Tensor, nn
 
 from paragp.gp.covariances import Covariance, Dense, Diagonal, Zero
-from paragp.gp.families import Coupled, Decoupled, Family, OrthogonallyDecoupled, TwoSets
+from paragp.gp.families import Coupled, Decoupled, Family, NeuralMean, OrthogonallyDecoupled, TwoSets
 from paragp.gp.kernels import make_kernel
 from paragp.gp.model import ParametricGP
 from paragp.gp.objectives import Objective, gamma_robust, ppgpr, svgp, vfitc
@@ -44,10 +44,30 @@ class Method:
         """Whether mean and variance have inducing points of their own."""
         return issubclass(self.family, TwoSets)
 
-    def model(self, kernel: str | Kernel, Z: Tensor, Z_variance: Tensor | None = None, **options: Any) -> ParametricGP:
-        """A model at its starting point. Z (M, d) are the inducing points (of the mean, if there are two
-        sets), Z_variance those of the variance; `options` go to `ParametricGP`. With `features` they live behind it."""
-        family = self.family(Z, self.covariance, Z_variance)
+    @property
+    def takes_mean(self) -> bool:
+        """Whether a network can take the place of the mean's inducing points."""
+        return self.family is Decoupled
+
+    def model(
+        self,
+        kernel: str | Kernel,
+        Z: Tensor,
+        Z_variance: Tensor | None = None,
+        *,
+        mean: nn.Module | None = None,
+        **options: Any,
+    ) -> ParametricGP:
+        """A model at its starting point. Z (M, d) are the inducing points (of the mean, if there are two sets),
+        Z_variance those of the variance; with a network for the `mean`, Z are the variance's. `options` go to
+        `ParametricGP`; with `features` the points live behind them."""
+        family: Family
+        if mean is None:
+            family = self.family(Z, self.covariance, Z_variance)
+        elif self.takes_mean and Z_variance is None:
+            family = NeuralMean(mean, Z, self.covariance)
+        else:
+            raise ValueError(f"{self.label} with a network's mean: only PPGPR-MFD takes one, and one set of points Z.")
         return ParametricGP(make_kernel(kernel, Z.shape[1]), family, **options)
 
     def objective_for(self, gamma: float | None = None) -> Objective:

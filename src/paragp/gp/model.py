@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 from paragp.data.rows import check_finite, check_inputs
 from paragp.gp.families import Family
 from paragp.gp.features import evaluating
-from paragp.gp.kernels import covariance_matvec, prior_deviation
+from paragp.gp.kernels import prior_deviation
 from paragp.gp.linalg import keep_freed_memory
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
@@ -53,7 +53,7 @@ class ParametricGP(nn.Module):
         self.family = family
         self.features = nn.Identity() if features is None else features
         self.likelihood = Noise(noise, floor=noise_floor)
-        self.to(family.m)
+        self.to(family.Z)
 
     @property
     def noise(self) -> Tensor:
@@ -64,6 +64,12 @@ class ParametricGP(nn.Module):
     def kernel_scale(self) -> float:
         """The prior deviation sigma_k of the latent function (over the inducing points, if it varies)."""
         return prior_deviation(self.kernel, self.family.Z)
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """The modules that may be anyone's: before the kernel, and for the mean."""
+        before = [] if isinstance(self.features, nn.Identity) else [self.features]
+        return [*before, *self.family.networks]
 
     def factorise(self) -> Any:
         """What a step, or a fitted model, computes once for all batches."""
@@ -98,24 +104,16 @@ class ParametricGP(nn.Module):
         return with_noise(self.family.function_covariance(factor, self.kernel, h), self.noise)
 
     @torch.no_grad()
-    def mean_weights(self, factor: Any = None) -> tuple[Tensor, Tensor]:
-        """What `predict_mean` needs, computed once: points and weights of the mean function."""
-        return self.family.mean_weights(self.factorise() if factor is None else factor, self.kernel)
-
-    @torch.no_grad()
-    def predict_mean(
-        self, x: Tensor, *, weights: tuple[Tensor, Tensor] | None = None, chunk: int = CHUNK
-    ) -> np.ndarray:
+    def predict_mean(self, x: Tensor, *, factor: Any = None, chunk: int = CHUNK) -> np.ndarray:
         """The mean alone (Eqn meanfunc), in O(M) a row instead of O(M^2); shape (n,)."""
-        points, alpha = self.mean_weights() if weights is None else weights
-        parts = [covariance_matvec(self.kernel, h, points, alpha) for h in self._embedded(x, chunk)]
-        return torch.cat(parts).double().numpy(force=True)
+        mean = self.family.mean_function(self.factorise() if factor is None else factor, self.kernel)
+        return torch.cat([mean(h) for h in self._embedded(x, chunk)]).double().numpy(force=True)
 
     def _embedded(self, x: Tensor, chunk: int) -> Iterator[Tensor]:
-        """The features of x in chunks, the feature module in eval mode."""
+        """The features of x in chunks; while they are taken, all modules are in eval mode."""
         check_finite(x, "x")
         keep_freed_memory()
-        with evaluating(self.features):
+        with evaluating(self):
             for rows in x.split(chunk):
                 yield self.embed(rows)
 

@@ -24,7 +24,7 @@ from gpytorch.kernels import Kernel
 from torch import nn
 
 from paragp.data.rows import Data
-from paragp.gp.features import collapsed, embedded, network
+from paragp.gp.features import collapsed, draw_weights, embedded, layers, network
 from paragp.gp.kernels import make_kernel
 from paragp.gp.methods import Method
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
@@ -78,7 +78,7 @@ def by_steps(steps: int) -> float:
 
 # Variances that sharpen before the mean has learned let it give up on what is hard: inducing points move fastest.
 # Networks want Adam's usual hundredths.
-SLOWLY = {"kernel": 0.5, "likelihood": 0.6, "family.S": 0.6, "features": 0.2}
+SLOWLY = {"kernel": 0.5, "likelihood": 0.6, "family.S": 0.6, "features": 0.2, "family.mean": 0.2}
 
 # One batch with an extreme row moves every parameter by up to (1 - beta_1) / sqrt(1 - beta_2) learning rates at once,
 # and by some thirty of them until it is forgotten with the usual .999; by ten with this.
@@ -107,6 +107,7 @@ class Settings:
     n_inducing: int = 1000
     n_inducing_variance: int | None = None
     features: nn.Module | Sequence[int] | None = None  # before the kernel: a module, or the sizes of a network
+    mean: nn.Module | Sequence[int] | None = None  # in place of the mean's inducing points: a module, or hidden sizes
     beta: float | None = None
     gamma: float | None = None
     epochs: int | None = None
@@ -195,7 +196,8 @@ def train(
     full = settings.config(len(data.y))
     short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
     model = new_model(settings, data, generator) if start is None else start
-    fresh = not any(bool(parameter.any()) for parameter in model.family.mean_parameters)
+    coefficients = model.family.mean_parameters
+    fresh = start is None or (bool(coefficients) and not any(bool(part.any()) for part in coefficients))
     best = Best(model, validation, settings.patience if settings.stops else None, on_epoch)
     copies = len(data.y) if data.weights is None else round(float(data.weights.sum()))
     (first,), *rows = trials(settings, copies, validation is not None)
@@ -204,7 +206,7 @@ def train(
         """Train with this trial's values from the best state so far; whether that made it better."""
         before = best.nll
         best.begin(trial)
-        with _seeded(model.features, generator):
+        with _seeded(model, generator):
             _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best)
         best.end()
         return best.nll < before
@@ -254,9 +256,12 @@ def new_model(settings: Settings, data: Data, generator: torch.Generator) -> Par
         units = units if found is None else found
     units = units.to(data.x)
     sizes = [settings.n_inducing, settings.n_inducing_variance or settings.n_inducing][: 1 + method.two_sets]
+    if settings.mean is not None:  # points of the variance alone
+        sizes = sizes[-1:]
     Z = starting_points(data.x / units, *sizes, generator=generator, weights=data.weights)
     noise = max(noise, 2 * NOISE_FLOOR)
-    return method.model(kernel, *(points * units for points in Z), noise=noise, features=features)
+    mean = _mean(settings, data, generator)
+    return method.model(kernel, *(points * units for points in Z), mean=mean, noise=noise, features=features)
 
 
 def _features(settings: Settings, data: Data, generator: torch.Generator) -> nn.Module | None:
@@ -269,10 +274,24 @@ def _features(settings: Settings, data: Data, generator: torch.Generator) -> nn.
     return network(sizes, data.x, generator=generator, weights=data.weights)
 
 
+def _mean(settings: Settings, data: Data, generator: torch.Generator) -> nn.Module | None:
+    """The network of the mean, a copy of what was passed; one made from sizes starts at a mean of zero."""
+    if settings.mean is None:
+        return None
+    if isinstance(settings.mean, nn.Module):
+        return copy.deepcopy(settings.mean).to(data.x)
+    made = layers(data.x.shape[1], [*(int(size) for size in settings.mean), 1]).to(data.x)
+    draw_weights(made, generator)
+    last = made[-1]
+    assert isinstance(last, nn.Linear)
+    nn.init.zeros_(last.weight)
+    return made
+
+
 @contextmanager
-def _seeded(features: nn.Module, generator: torch.Generator) -> Iterator[None]:
+def _seeded(model: ParametricGP, generator: torch.Generator) -> Iterator[None]:
     """What a module draws (dropout, say) comes from torch's global generator: it follows ours for a while."""
-    if isinstance(features, nn.Identity):
+    if not model.networks:
         yield
         return
     with torch.random.fork_rng():

@@ -33,7 +33,7 @@ RIDGES = (
 def solve(model: ParametricGP, objective: Objective, data: Data, *, beta: float, covariance: bool = False) -> bool:
     """Set the mean's coefficients to their optimum, and with `covariance` the dense S' to the ELBO's.
 
-    False means that no finite solution was found, and nothing was changed.
+    False means that no finite solution was found, or that there is none (a network's mean), and nothing was changed.
 
     With features A (P, N), curvatures c and the prior precision P_0,
 
@@ -42,6 +42,8 @@ def solve(model: ParametricGP, objective: Objective, data: Data, *, beta: float,
     The latter holds for objectives that are linear in svar with slope -c / 2 (SVGP, VFITC and, nearly, gamma-Robust).
     Products are in the model's precision, sums over chunks and the solve in float64.
     """
+    if not model.family.mean_parameters:
+        return False
     keep_freed_memory()
     family, factor = model.family, model.factorise()
     basis = family.mean_basis(model.kernel)
@@ -49,7 +51,7 @@ def solve(model: ParametricGP, objective: Objective, data: Data, *, beta: float,
     H, target = torch.zeros_like(precision), torch.zeros_like(precision[0])
     for start in range(0, len(data.y), CHUNK):
         part = data.take(slice(start, start + CHUNK))
-        with evaluating(model.features):
+        with evaluating(model):
             h = model.embed(part.x)
         c = curvature(model, objective, part._replace(x=h), factor)
         A = basis.features(h)
