@@ -9,14 +9,17 @@ import typer
 
 from paragp.data.datasets import DATASETS, fault, load, present
 from paragp.gp.methods import METHODS
-from paragp.paper import protocol, uci
+from paragp.paper import protocol, trips, uci
 from paragp.paper.figures import figures as make_figures
+from paragp.paper.figures import save as save_figure
 from paragp.paper.protocol import BASELINES, PROFILES
 from paragp.paper.tables import tables as make_tables
 from paragp.paper.tables import write as write_tables
 
 app = typer.Typer(no_args_is_help=True, help="Rebuild the paper: its runs, tables and figures beside its numbers.")
 
+EXPERIMENTS = ("univariate", "trips")
+Experiment = Annotated[str, typer.Option(help="univariate: the tables of numbers; trips: calibrated networks.")]
 ProfileName = Annotated[str, typer.Option(help=f"How far to go: {', '.join(PROFILES)}.")]
 Folder = Annotated[Path, typer.Option(help="Where the runs are kept.", file_okay=False)]
 
@@ -24,6 +27,7 @@ Folder = Annotated[Path, typer.Option(help="Where the runs are kept.", file_okay
 @app.command()
 def run(
     profile: ProfileName = "smoke",
+    experiment: Experiment = "univariate",
     datasets: Annotated[str | None, typer.Option(help="Comma-separated; the profile's if left out.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated; all if left out.")] = None,
     splits: Annotated[str | None, typer.Option(help="Comma-separated; the profile's if left out.")] = None,
@@ -39,22 +43,32 @@ def run(
     `smoke` takes a minute on data that comes with scikit-learn; `lite` is the paper's comparison with our default
     recipe; `full` is the paper's protocol to the letter and takes weeks. Example: paragp paper run --profile smoke
     """
-    chosen = PROFILES[_profile(profile)]
-    names = _words(methods, (*METHODS, *BASELINES), "method")
-    tables = _words(datasets, chosen.datasets, "data set", (*DATASETS, *chosen.datasets))
+    deep = _is_trips(experiment)
+    chosen = trips.PROFILES[_profile(profile)] if deep else PROFILES[_profile(profile)]
     wanted = range(chosen.splits) if splits is None else _numbers(splits)
     held = None if betas is None else _values(betas)
-    if held is not None:
-        names = tuple(name for name in names if name in METHODS)
-    specs = protocol.sharded(chosen.specs(profile, tables, names, wanted, held), shard)
+    if isinstance(chosen, trips.Profile):
+        if held is not None:
+            raise ValueError("The trips have no --betas: beta_reg is searched on validation rows.")
+        names = _words(methods, tuple(trips.DEEP), "method")
+        cities = _words(datasets, chosen.cities, "city", (*trips.CITIES, *chosen.cities))
+        specs = trips.specs(profile, cities, names, wanted)
+    else:
+        names = _words(methods, (*METHODS, *BASELINES), "method")
+        tables = _words(datasets, chosen.datasets, "data set", (*DATASETS, *chosen.datasets))
+        if held is not None:
+            names = tuple(name for name in names if name in METHODS)
+        specs = chosen.specs(profile, tables, names, wanted, held)
+    specs = protocol.sharded(specs, shard)
     if not specs:
         raise ValueError("That leaves nothing to run. Ask for other methods, splits or a smaller number of shards.")
-    folder = results / profile
+    folder = _folder(results, profile, deep)
     left = protocol.missing(specs, folder)
     typer.echo(f"{len(specs)} runs, {len(specs) - len(left)} of them done before; results in {folder}.")
+    load_table, execute = (trips.city, trips.execute) if deep else (uci.table, uci.execute)
     for name in dict.fromkeys(spec.dataset for spec in left):
-        uci.table(name)  # fetched, or found to be missing, before anything is trained
-    failures = protocol.run(left, folder, uci.execute)
+        load_table(name)  # fetched, or found to be missing, before anything is trained
+    failures = protocol.run(left, folder, execute)
     if failures:
         typer.echo(f"{len(failures)} of {len(left)} runs failed: {', '.join(failures)}.", err=True)
         raise typer.Exit(1)
@@ -62,13 +76,16 @@ def run(
 
 
 @app.command()
-def tables(profile: ProfileName = "smoke", results: Folder = Path("results")) -> None:
+def tables(
+    profile: ProfileName = "smoke", experiment: Experiment = "univariate", results: Folder = Path("results")
+) -> None:
     """Ranks and scores of the runs that are done, beside the paper's: Markdown, CSV and LaTeX.
 
     Example: paragp paper tables --profile lite
     """
-    folder = results / _profile(profile) / "tables"
-    found = make_tables(folder.parent, profile)
+    deep = _is_trips(experiment)
+    folder = _folder(results, _profile(profile), deep) / "tables"
+    found = [trips.table(folder.parent, profile)] if deep else make_tables(folder.parent, profile)
     write_tables(found, folder)
     typer.echo("\n\n".join(table.markdown() for table in found))
     typer.echo(f"\nAlso as CSV and LaTeX in {folder}.")
@@ -77,6 +94,7 @@ def tables(profile: ProfileName = "smoke", results: Folder = Path("results")) ->
 @app.command()
 def figures(
     profile: ProfileName = "smoke",
+    experiment: Experiment = "univariate",
     results: Folder = Path("results"),
     growth: Annotated[Path | None, typer.Option(help="The file that benchmarks/step.py --growth made.")] = None,
 ) -> None:
@@ -86,7 +104,14 @@ def figures(
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError('Figures need matplotlib. Install it with: pip install "paragp[report]"')
-    for file in make_figures(results / _profile(profile), profile, growth):
+    deep = _is_trips(experiment)
+    folder = _folder(results, _profile(profile), deep)
+    made = (
+        save_figure(trips.figure(folder), folder / "figures", "trips")
+        if deep
+        else make_figures(folder, profile, growth)
+    )
+    for file in made:
         typer.echo(str(file))
 
 
@@ -110,6 +135,16 @@ def datasets(
             faults += found is not None
     if faults:
         raise typer.Exit(1)
+
+
+def _is_trips(experiment: str) -> bool:
+    if experiment not in EXPERIMENTS:
+        raise ValueError(f"There is no experiment {experiment!r}. Experiments: {', '.join(EXPERIMENTS)}.")
+    return experiment == "trips"
+
+
+def _folder(results: Path, profile: str, deep: bool) -> Path:
+    return results / "trips" / profile if deep else results / profile
 
 
 def _profile(name: str) -> str:

@@ -5,6 +5,7 @@ with masks of its own that hold for all rows; y is normal with their mean, and t
 p and tau are found on validation rows, on the paper's grid and beyond its edges where these win.
 """
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -37,6 +38,7 @@ class MCDropoutRegressor(RegressorMixin, BaseEstimator):
     n_samples : networks drawn at test time
     max_epochs, batch_size, learning_rate : of Adam, whose rate drops tenfold at half and at three quarters
     validation_fraction : held out where no `X_val` is passed and something is to be found
+    progress : called after each epoch
 
     Attributes
     ----------
@@ -54,6 +56,7 @@ class MCDropoutRegressor(RegressorMixin, BaseEstimator):
         batch_size: int = 1000,
         learning_rate: float = 0.01,
         validation_fraction: float = 0.1,
+        progress: Callable[[], object] | None = None,
         random_state: Any = None,
     ) -> None:
         self.sizes = sizes
@@ -64,6 +67,7 @@ class MCDropoutRegressor(RegressorMixin, BaseEstimator):
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.validation_fraction = validation_fraction
+        self.progress = progress
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, *, X_val: Any = None, y_val: Any = None) -> Self:
@@ -121,6 +125,8 @@ class MCDropoutRegressor(RegressorMixin, BaseEstimator):
                 (forward(network, batch.x, masks) - batch.y).square().mean().backward()
                 optimizer.step()
             schedule.step()
+            if self.progress is not None:
+                self.progress()
         return network
 
     @torch.no_grad()

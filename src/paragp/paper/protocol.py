@@ -164,7 +164,8 @@ def run(
 ) -> dict[str, str]:
     """Do what is missing; returns what failed, by name, with the reason, which is also said at once.
 
-    `execute(spec, tick)` calls `tick` after each epoch or step, so that a long run shows signs of life.
+    `execute(spec, tick)` calls `tick` after each epoch or step, so that a long run shows signs of life. What it returns
+    under "timing" is kept with the seconds.
     A run that fails does not keep the others from being done, and is tried again the next time.
     """
     failures: dict[str, str] = {}
@@ -184,7 +185,7 @@ def run(
                     failures[spec.name] = f"{type(error).__name__}: {error}"
                     tqdm.write(f"Failed: {spec.name}: {failures[spec.name]}", file=sys.stderr)
                 else:
-                    store(spec, found, time.perf_counter() - start, folder)
+                    store(spec, found, {"seconds": time.perf_counter() - start} | found.pop("timing", {}), folder)
             bar.update()
     return failures
 
@@ -199,11 +200,17 @@ def check_scores(found: dict[str, Any]) -> None:
                 )
 
 
-def store(spec: Spec, found: dict[str, Any], seconds: float, folder: Path) -> None:
+def store(spec: Spec, found: dict[str, Any], seconds: dict[str, float], folder: Path) -> None:
     """The seconds first: a run's file says that all of it is done."""
     (folder / "timing").mkdir(parents=True, exist_ok=True)
-    _write(folder / "timing" / f"{spec.name}.json", {"seconds": seconds, **machine()})
+    _write(folder / "timing" / f"{spec.name}.json", {**seconds, **machine()})
     _write(folder / f"{spec.name}.json", {"spec": asdict(spec), **found})
+
+
+def timing(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The seconds of a run that is done, and the machine; nothing where the file is missing."""
+    file = folder / "timing" / f"{Spec(**spec).name}.json"
+    return _read(file) if file.exists() else {}
 
 
 def machine() -> dict[str, Any]:
