@@ -94,3 +94,14 @@ def test_the_readmes_example_runs(tmp_path, monkeypatch):
     assert names["model"].score(names["X_test"], names["y_test"]) > 0.2
     assert ((names["low"] < names["y_test"]) & (names["y_test"] < names["high"])).mean() > 0.7
     assert (tmp_path / "diabetes-model" / "config.json").exists()
+
+
+def test_the_example_of_a_calibrated_network_runs_and_helps(capsys):
+    text = (ROOT / "docs" / "deep.md").read_text(encoding="utf-8")
+    code = re.search(r"<!-- test: before and after -->\n```python\n(.*?)```", text, re.S)[1]
+    seen: dict = {}
+    exec(compile(code, "deep.md", "exec"), seen)
+    assert "before" in capsys.readouterr().out
+    assert seen["after"]["nll"] < seen["before"]["nll"]
+    assert seen["after"]["crps"] < seen["before"]["crps"]
+    assert abs(seen["after"]["coverage_90"] - 0.9) < abs(seen["before"]["coverage_90"] - 0.9)
