@@ -2,10 +2,33 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+
+class Rows(Protocol):
+    """A table to train on, in memory (`Data`) or streamed from files: all that training asks of it."""
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+
+    @property
+    def total(self) -> float:
+        """The sum of their weights: the number of rows, copies included."""
+
+    @property
+    def sample(self) -> "Data":
+        """Rows that a start is found from: all of a table in memory, a random sample of a stream."""
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> "Iterator[Data]":
+        """All rows once in random order, in the fewest near-equal batches of at most `batch_size`."""
+
+    def chunks(self, size: int) -> "Iterator[Data]":
+        """All rows once in their order, at most `size` at a time."""
 
 
 class Data(NamedTuple):
@@ -19,6 +42,24 @@ class Data(NamedTuple):
         """Some of the rows."""
         return Data(self.x[rows], self.y[rows], None if self.weights is None else self.weights[rows])
 
+    @property
+    def size(self) -> int:
+        return len(self.y)
+
+    @property
+    def total(self) -> float:
+        return float(len(self.y)) if self.weights is None else float(self.weights.sum())
+
+    @property
+    def sample(self) -> "Data":
+        return self
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> "Iterator[Data]":
+        return batches(self, batch_size, generator)
+
+    def chunks(self, size: int) -> "Iterator[Data]":
+        return (self.take(slice(start, start + size)) for start in range(0, len(self.y), size))
+
 
 def batches(data: Data, batch_size: int, generator: torch.Generator) -> Iterator[Data]:
     """All rows once in random order: permute, then slice into the fewest near-equal batches.
@@ -27,12 +68,20 @@ def batches(data: Data, batch_size: int, generator: torch.Generator) -> Iterator
     >>> [len(batch.y) for batch in batches(data, 4, torch.Generator().manual_seed(0))]
     [3, 3, 4]
     """
-    N = len(data.y)
-    order = torch.randperm(N, generator=generator).to(data.y.device)
+    order = torch.randperm(len(data.y), generator=generator).to(data.y.device)
     shuffled = data.take(order)
-    count = math.ceil(N / batch_size)
-    for i in range(count):
-        yield shuffled.take(slice(i * N // count, (i + 1) * N // count))
+    for start, stop in pairwise(bounds(len(data.y), batch_size)):
+        yield shuffled.take(slice(start, stop))
+
+
+def bounds(n: int, batch_size: int) -> list[int]:
+    """Where the fewest near-equal batches of n rows begin, and the last one ends.
+
+    >>> bounds(10, 4)
+    [0, 3, 6, 10]
+    """
+    count = math.ceil(n / batch_size)
+    return [i * n // count for i in range(count + 1)]
 
 
 def check_inputs(x: Tensor, d: int, dtype: torch.dtype) -> None:

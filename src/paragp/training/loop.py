@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paragp.data.rows import Data, batches, checked
+from paragp.data.rows import Data, Rows, checked
 from paragp.gp.linalg import NotPositiveDefiniteError
 from paragp.gp.model import ParametricGP
 from paragp.gp.objectives import Objective
@@ -84,7 +84,7 @@ class TrainingDivergedError(ArithmeticError):
 def fit(
     model: ParametricGP,
     objective: Objective,
-    data: Data,
+    data: Rows,
     config: Config,
     *,
     generator: torch.Generator,
@@ -108,11 +108,9 @@ def fit(
     >>> history[-1].objective > history[0].objective
     True
     """
-    data = checked(data)
-    num_data = len(data.y) if data.weights is None else float(data.weights.sum())
-    if data.weights is not None:
-        data = data._replace(weights=data.weights * (len(data.y) / num_data))  # mean one, as `estimate` expects
-    total_steps = config.epochs * math.ceil(len(data.y) / config.batch_size)
+    if isinstance(data, Data):
+        checked(data)  # a stream checks what it reads
+    num_data, total_steps = data.total, config.epochs * math.ceil(data.size / config.batch_size)
     history: list[Epoch] = []
     start = time.perf_counter()
 
@@ -123,7 +121,9 @@ def fit(
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.schedule(step / total_steps))
         for epoch in range(1, config.epochs + 1):
             total, rate = 0.0, float(schedule.get_last_lr()[0])
-            for batch in batches(data, config.batch_size, generator):  # a random mini-batch D_mb
+            for batch in data.batches(config.batch_size, generator):  # a random mini-batch D_mb
+                if batch.weights is not None:  # mean one, as `estimate` expects
+                    batch = batch._replace(weights=batch.weights * (data.size / num_data))
                 optimizer.zero_grad()
                 value = backward(model, objective, batch, num_data=num_data, beta=config.beta)  # L^(D_mb)
                 guard.check(value)
@@ -134,7 +134,7 @@ def fit(
                 optimizer.state.pop(parameter, None)
             record = Epoch(
                 epoch=epoch,
-                objective=total / len(data.y),
+                objective=total / data.size,
                 learning_rate=rate,
                 seconds=time.perf_counter() - start,
                 validation={} if validate is None else validate(model),

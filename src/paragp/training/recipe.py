@@ -23,7 +23,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import nn
 
-from paragp.data.rows import Data
+from paragp.data.rows import Data, Rows
 from paragp.gp.features import collapsed, draw_weights, embedded, layers, network
 from paragp.gp.kernels import make_kernel
 from paragp.gp.methods import Method
@@ -185,7 +185,7 @@ def total_epochs(settings: Settings, n: int, searching: bool) -> int:
 
 def train(
     settings: Settings,
-    data: Data,
+    data: Rows,
     validation: Data | None = None,
     *,
     generator: torch.Generator,
@@ -193,14 +193,13 @@ def train(
     on_epoch: Callable[[Epoch], object] | None = None,
 ) -> Trained:
     """Train on standardised rows; `start` is a model to go on from instead of new starting points."""
-    full = settings.config(len(data.y))
+    full = settings.config(data.size)
     short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
-    model = new_model(settings, data, generator) if start is None else start
+    model = new_model(settings, data.sample, generator) if start is None else start
     coefficients = model.family.mean_parameters
     fresh = start is None or (bool(coefficients) and not any(bool(part.any()) for part in coefficients))
     best = Best(model, validation, settings.patience if settings.stops else None, on_epoch)
-    copies = len(data.y) if data.weights is None else round(float(data.weights.sum()))
-    (first,), *rows = trials(settings, copies, validation is not None)
+    (first,), *rows = trials(settings, round(data.total), validation is not None)
 
     def attempt(trial: Trial, config: Config) -> bool:
         """Train with this trial's values from the best state so far; whether that made it better."""
@@ -302,7 +301,7 @@ def _seeded(model: ParametricGP, generator: torch.Generator) -> Iterator[None]:
 def _fit(
     model: ParametricGP,
     settings: Settings,
-    data: Data,
+    data: Rows,
     config: Config,
     gamma: float | None,
     generator: torch.Generator,

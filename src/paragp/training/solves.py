@@ -10,7 +10,7 @@ the residual, it is one step of iteratively reweighted least squares.
 import torch
 from torch import Tensor
 
-from paragp.data.rows import Data
+from paragp.data.rows import Data, Rows
 from paragp.gp.covariances import Dense
 from paragp.gp.features import evaluating
 from paragp.gp.linalg import keep_freed_memory, lower_of_product
@@ -30,7 +30,7 @@ RIDGES = (
 
 
 @torch.no_grad()
-def solve(model: ParametricGP, objective: Objective, data: Data, *, beta: float, covariance: bool = False) -> bool:
+def solve(model: ParametricGP, objective: Objective, data: Rows, *, beta: float, covariance: bool = False) -> bool:
     """Set the mean's coefficients to their optimum, and with `covariance` the dense S' to the ELBO's.
 
     False means that no finite solution was found, or that there is none (a network's mean), and nothing was changed.
@@ -49,8 +49,7 @@ def solve(model: ParametricGP, objective: Objective, data: Data, *, beta: float,
     basis = family.mean_basis(model.kernel)
     precision = basis.precision.double()
     H, target = torch.zeros_like(precision), torch.zeros_like(precision[0])
-    for start in range(0, len(data.y), CHUNK):
-        part = data.take(slice(start, start + CHUNK))
+    for part in data.chunks(CHUNK):
         with evaluating(model):
             h = model.embed(part.x)
         c = curvature(model, objective, part._replace(x=h), factor)
