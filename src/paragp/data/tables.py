@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+MOST_DISTINCT = 1_000_000  # categories that are counted
 MAX_CATEGORIES = 50  # indicators per column; beyond, the rarest categories share one
 REAL: tuple[Any, ...] = (numbers.Real, Decimal, np.bool_)  # what is a number in a column of objects
 FARTHEST = 1e5  # deviations from the mean: farther away every kernel is back at the prior, and float32 would overflow
@@ -57,12 +58,12 @@ class Column:
             absent = np.isnan(known)
             main[absent] = 0.0
         else:
-            keys = _keys(values, self.name)
+            keys, which = _distinct_keys(values, self.name)
             position = {key: i for i, key in enumerate(self.categories)}
             others = len(self.categories) if self.other else -1
-            codes = np.array([-1 if key is None else position.get(key, others) for key in keys], dtype=np.int64)
+            codes = np.array([-1 if key is None else position.get(key, others) for key in keys], dtype=np.int64)[which]
             main = (codes[:, None] == np.arange(len(self.categories) + self.other)).astype(np.float64)
-            absent = np.array([key is None for key in keys], dtype=bool)
+            absent = np.array([key is None for key in keys], dtype=bool)[which]
         return np.hstack([main, absent[:, None].astype(np.float64)]) if self.missing else main
 
 
@@ -293,6 +294,21 @@ def _keys(values: Any, name: str) -> list[str | None]:
     return found
 
 
+def _distinct_keys(values: Any, name: str) -> tuple[list[str | None], NDArray[np.intp]]:
+    """Names of categories, and for each cell which of them it is; quick for text in Arrow."""
+    native = values.to_native() if isinstance(values, nw.Series) else None
+    if isinstance(native, pa.ChunkedArray) and (
+        pa.types.is_string(native.type) or pa.types.is_large_string(native.type)
+    ):
+        coded = native.combine_chunks().dictionary_encode(null_encoding="encode")
+        coded = coded if isinstance(coded, pa.DictionaryArray) else coded.combine_chunks()
+        return [_key(value) for value in coded.dictionary.to_pylist()], coded.indices.to_numpy(zero_copy_only=False)
+    keys = _keys(values, name)
+    position: dict[str | None, int] = {}
+    which = np.array([position.setdefault(key, len(position)) for key in keys], dtype=np.intp)
+    return list(position), which
+
+
 def _cells(values: Any) -> list[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else values.to_list()
 
@@ -330,15 +346,73 @@ def _fit_numeric(name: str, values: Any, weights: Array) -> Column:
 
 
 def _fit_categorical(name: str, values: Any, weights: Array) -> Column:
-    totals: dict[str, float] = {}
-    missing = False
-    for key, weight in zip(_keys(values, name), weights, strict=True):
-        if weight > 0 and key is not None:
-            totals[key] = totals.get(key, 0.0) + weight
-        missing = missing or (weight > 0 and key is None)
-    kept = sorted(totals, key=lambda key: (-totals[key], key))[:MAX_CATEGORIES]
-    other = len(totals) > len(kept)
-    return Column(name, "categorical", missing=missing, categories=tuple(sorted(kept)), other=other)
+    survey = ColumnSurvey(name, categorical=True)
+    survey.add(values, weights)
+    return survey.column()
+
+
+class ColumnSurvey:
+    """A column's record from parts of the column, one after the other: what `fit_columns` finds of all at once.
+
+    >>> survey = ColumnSurvey("size", categorical=False)
+    >>> for part in ([1.0, 2.0], [3.0, np.nan]):
+    ...     survey.add(np.array(part), np.ones(2))
+    >>> survey.column().mean, survey.column().missing
+    (2.0, True)
+    """
+
+    def __init__(self, name: str, categorical: bool) -> None:
+        self.name, self.categorical = name, categorical
+        self.missing = False
+        self.totals: dict[str, float] = {}  # of each category
+        self.weight = self.mean = self.square = 0.0  # of the known numbers; squares around the mean
+        self.low, self.high = math.inf, -math.inf
+
+    def add(self, values: Any, weights: Array) -> None:
+        """Take in some rows; one of weight w counts as w rows."""
+        (self._add_categories if self.categorical else self._add_numbers)(values, weights)
+
+    def _add_categories(self, values: Any, weights: Array) -> None:
+        keys, which = _distinct_keys(values, self.name)
+        totals = np.bincount(which, weights=weights, minlength=len(keys))
+        for key, total in zip(keys, totals.tolist(), strict=True):
+            if total > 0 and key is not None:
+                self.totals[key] = self.totals.get(key, 0.0) + total
+            self.missing = self.missing or (total > 0 and key is None)
+        if len(self.totals) > MOST_DISTINCT:
+            raise ValueError(
+                f"Column {self.name!r} holds more than {MOST_DISTINCT:,} different values, which says little as a "
+                "category. Leave it out."
+            )
+
+    def _add_numbers(self, values: Any, weights: Array) -> None:
+        """Means and squares of two sets of rows make those of both (Chan et al. 1979)."""
+        found = _numbers(values, self.name)
+        self.missing = self.missing or bool(np.isnan(found[weights > 0]).any())
+        known = ~np.isnan(found) & (weights > 0)
+        if not known.any():
+            return
+        found, weights = found[known], weights[known]
+        weight = float(weights.sum())
+        mean = float(np.average(found, weights=weights))
+        square = float(weights @ (found - mean) ** 2)
+        step, share = mean - self.mean, weight / (self.weight + weight)
+        self.square += square + step**2 * self.weight * share
+        self.mean += step * share
+        self.weight += weight
+        self.low, self.high = min(self.low, float(found.min())), max(self.high, float(found.max()))
+
+    def column(self) -> Column:
+        """The record of all rows so far."""
+        if self.categorical:
+            kept = sorted(self.totals, key=lambda key: (-self.totals[key], key))[:MAX_CATEGORIES]
+            other = len(self.totals) > len(kept)
+            return Column(self.name, "categorical", missing=self.missing, categories=tuple(sorted(kept)), other=other)
+        deviation = math.sqrt(self.square / self.weight) if self.weight else 0.0
+        if not math.isfinite(self.mean) or not math.isfinite(deviation):
+            raise ValueError(f"Column {self.name!r} spreads too far for float64. Rescale it.")
+        deviation = deviation if deviation > 0 and self.high > self.low else 1.0
+        return Column(self.name, "numeric", self.mean, deviation, self.missing)
 
 
 def _mean_and_deviation(values: Array, weights: Array) -> tuple[float, float]:

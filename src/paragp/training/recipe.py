@@ -62,9 +62,9 @@ def by_rows(n: int) -> float:
     """Steps for n rows: more rows hold more to learn, up to what a user waits for.
 
     >>> [by_rows(n) for n in (100, 10_000, 40_000, 10_000_000)]
-    [450.0, 500.0, 3000.0, 3000.0]
+    [380.0, 500.0, 4000.0, 4000.0]
     """
-    return min(3000.0, max(450.0, 500 * (n / 10_000) ** 1.5))
+    return min(4000.0, max(380.0, 500 * (n / 10_000) ** 1.8))
 
 
 def by_steps(steps: int) -> float:
@@ -86,9 +86,9 @@ SHORT = 0.99
 
 RECIPES = {
     "auto": Recipe(
-        kernel_rows=1000, kernel_iterations=60, solves=True,
+        kernel_rows=1000, kernel_iterations=50, solves=True,
         learning_rate=by_steps, rates=SLOWLY, memory=SHORT, schedule=cosine, stops=True,
-        steps=by_rows, epochs=(10, 100),
+        steps=by_rows, epochs=(10, 130),
     ),
     "adam": Recipe(  # the paper's
         kernel_rows=0, kernel_iterations=0, solves=False,
