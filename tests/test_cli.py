@@ -270,7 +270,7 @@ def test_words_that_cannot_be_followed(words, parts, files, tmp_path):
     ("data", "sentence"),
     [
         ("none.csv", "Error: There is no file none.csv.\n"),
-        ("folder.csv", "Error: folder.csv is a folder, not a table.\n"),
+        ("folder.csv", "Error: folder.csv is a folder without Parquet files.\n"),
         ("notes.txt", "Error: notes.txt ends in none of .csv, .csv.gz,"),
         ("device.csv", "Error: device.csv is not a file on a disk, so it cannot be read as a table.\n"),
         ("junk.parquet", "Error: junk.parquet cannot be read as Parquet: Parquet"),
@@ -298,7 +298,7 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(files, tmp_pa
     assert_refused(fit(files / "train.csv", "file"), "file exists")
     assert_refused(fit(files / "train.csv", "/"), "/ exists")
     assert_refused(fit(files / "train.csv", "/", "--force"), "not overwritten")
-    monkeypatch.setattr("paragp.cli.read_batches", lambda *_: pytest.fail("the table was read"))
+    monkeypatch.setattr("paragp.cli.rows_of", lambda *_: pytest.fail("the table was read"))
     assert_refused(
         run("predict", files / "model", files / "new.csv", "--out", "file/p.csv"), "file/p.csv cannot be written: "
     )

@@ -19,7 +19,8 @@ from typer.core import TyperGroup
 from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistribution, __version__, evaluate
 from paragp.artefact import check_destination, load, plain, read_config
 from paragp.atomic import check_place, writing
-from paragp.data.files import check_columns, column_names_of, read_batches, read_table, some, writing_table
+from paragp.data.files import check_columns, read_table, some, writing_table
+from paragp.data.stream import is_many, names_of, rows_of, too_large
 from paragp.estimator import FULL_BATCH
 from paragp.paper import commands, toy
 
@@ -70,7 +71,13 @@ def main(
 
 # --- fit, predict, evaluate ---
 
-Data = Annotated[Path, typer.Argument(help="A table: .csv, .csv.gz, .parquet, .arrow or .feather.", show_default=False)]
+Data = Annotated[
+    Path,
+    typer.Argument(
+        help="A table: .csv, .csv.gz, .parquet, .arrow or .feather; or a folder or glob of Parquet files.",
+        show_default=False,
+    ),
+]
 Model = Annotated[Path, typer.Argument(help="A folder made by `paragp fit`.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -95,6 +102,9 @@ def fit(
     weights: Annotated[str | None, typer.Option(help="A column with the weight of each row.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
     valid: Annotated[Path | None, typer.Option(help="Rows to validate on; a tenth is held out if left out.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Read Parquet again in each epoch, as is done beyond a quarter of memory.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that stands in the way.")] = False,
     keep_rows: Annotated[bool, typer.Option("--keep-rows", help="Let exact and fitc store rows.")] = False,
@@ -107,19 +117,6 @@ def fit(
     check_destination(out, overwrite=force)
     if method == "exact" and not keep_rows:
         raise ValueError("An exact GP predicts from its training rows: --keep-rows lets the model store them.")
-    X, y, w = _rows(read_table(data), data, target, weights, drop or [])
-    if method == "fitc" and len(y) <= 2 * inducing and not keep_rows:
-        raise ValueError(
-            "FITC's inducing points start at the training rows here: --keep-rows lets the model store them, or choose "
-            f"--inducing below half of the {len(y)} rows."
-        )
-    validation = {}
-    if valid is not None:
-        words = [f.name for f in X.schema if not _is_numeric(f.type) and not pa.types.is_boolean(f.type)]
-        held_out = read_table(valid, words)
-        check_columns(held_out.column_names, X.column_names, valid)
-        X_val, y_val, w_val = _rows(held_out, valid, target, weights, [])
-        validation = {"X_val": X_val.select(X.column_names), "y_val": y_val, "sample_weight_val": w_val}
     estimator = ParametricGPRegressor(
         method,
         n_inducing=inducing,
@@ -132,8 +129,13 @@ def fit(
         random_state=seed,
         verbose=int(sys.stderr.isatty()),
     )
-    fitted = estimator.fit(X, y, w, **validation).fitted_
-    fitted.target = replace(fitted.target, name=target)
+    if stream or is_many(data) or too_large(data):
+        if valid is not None:
+            raise ValueError("A stream holds out rows of its own to validate on: leave out --valid.")
+        estimator.fit_stream(data, target, sample_weight=weights, drop=drop or [])
+    else:
+        _fit_table(estimator, data, target, weights, drop or [], valid, keep_rows)
+    fitted = estimator.fitted_
     estimator.save(out, overwrite=force, keep_rows=keep_rows)
     summary = fitted.summary
     if as_json:
@@ -144,6 +146,33 @@ def fit(
     )
     if summary["validation_scores"]:
         typer.echo(f"\nOn {summary['validation_rows']} validation rows:\n\n{_table(summary['validation_scores'])}")
+
+
+def _fit_table(
+    estimator: ParametricGPRegressor,
+    data: Path,
+    target: str,
+    weights: str | None,
+    drop: list[str],
+    valid: Path | None,
+    keep_rows: bool,
+) -> None:
+    """Fit to a table in memory."""
+    X, y, w = _rows(read_table(data), data, target, weights, drop)
+    if estimator.method == "fitc" and len(y) <= 2 * estimator.n_inducing and not keep_rows:
+        raise ValueError(
+            "FITC's inducing points start at the training rows here: --keep-rows lets the model store them, or choose "
+            f"--inducing below half of the {len(y)} rows."
+        )
+    validation = {}
+    if valid is not None:
+        words = [f.name for f in X.schema if not _is_numeric(f.type) and not pa.types.is_boolean(f.type)]
+        held_out = read_table(valid, words)
+        check_columns(held_out.column_names, X.column_names, valid)
+        X_val, y_val, w_val = _rows(held_out, valid, target, weights, [])
+        validation = {"X_val": X_val.select(X.column_names), "y_val": y_val, "sample_weight_val": w_val}
+    estimator.fit(X, y, w, **validation)
+    estimator.fitted_.target = replace(estimator.fitted_.target, name=target)
 
 
 @app.command()
@@ -171,7 +200,7 @@ def predict(
     extra = _extra(data, [column.name for column in fitted.columns], fitted.target.name)
     count = 0
     with writing_table(out) as write:
-        for batch in read_batches(data, fitted.columns):
+        for batch in rows_of(data, fitted.columns):
             write(_predictions(fitted.predict(batch), interval, levels))
             count += batch.num_rows
     _mention(extra)
@@ -195,7 +224,7 @@ def evaluate_command(
     truth = target or fitted.target.name
     also = [truth, weights] if weights else [truth]
     parts = []
-    for batch in read_batches(data, fitted.columns, also):
+    for batch in rows_of(data, fitted.columns, also):
         dist = fitted.predict(batch.select(inputs))
         numbers = [_numbers(batch, name, data) for name in also]
         parts.append([dist.mean, dist.function_var, dist.noise_var, *numbers])
@@ -344,7 +373,7 @@ def _check_truth(y: np.ndarray, weights: np.ndarray | None = None) -> None:
 
 
 def _extra(path: Path, inputs: list[str], *others: str) -> list[str]:
-    return [name for name in column_names_of(path) if name not in inputs and name not in others]
+    return [name for name in names_of(path) if name not in inputs and name not in others]
 
 
 def _mention(extra: list[str]) -> None:

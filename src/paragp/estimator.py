@@ -4,7 +4,7 @@ import copy
 import numbers
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Self
@@ -29,7 +29,8 @@ from paragp.checks import (
     target_name,
     warn_of_constants,
 )
-from paragp.data.rows import Data
+from paragp.data.rows import Data, Rows
+from paragp.data.stream import Source, Stream, plan, survey
 from paragp.data.tables import (
     Array,
     Column,
@@ -49,13 +50,14 @@ from paragp.gp.kernels import KERNELS
 from paragp.gp.methods import METHODS
 from paragp.metrics import evaluate
 from paragp.predictive import PredictiveDistribution
-from paragp.training.inducing import kmeans
+from paragp.training.inducing import KMEANS_ROWS, kmeans
 from paragp.training.loop import Epoch
 from paragp.training.recipe import RECIPES, Settings, total_epochs, train
 
 FULL_BATCH = ("exact", "fitc")  # methods outside the registry: no mini-batches, no grid
 SPLIT_FROM = 30  # rows: below, none are spared for validation unless early_stopping=True asks for it
 FEWEST_HELD_OUT = 20  # rows, up to a third of the table, unless early_stopping=True asks for fewer
+MOST_VALIDATION = 20_000  # rows of a stream that are held out
 PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` says: it costs little there
 JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
 MOST_COPIES = 10**6  # rows that weights may make of a table for a full-batch method
@@ -237,14 +239,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         dtype = torch.float64 if small else getattr(torch, self.dtype)
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         data = _rows(x, target.encode(y), weights, place)
-        seen = x[:2]
-        if isinstance(self.features, torch.nn.Module):
-            seen = np.zeros((2, check_module(self.features, data.x)))
-        elif self.features is not None:
-            seen = np.zeros((2, int(self.features[-1])))
-        check_kernel(self.kernel, seen)
-        if isinstance(self.mean, torch.nn.Module):
-            check_module(self.mean, torch.zeros(2, seen.shape[1]).to(data.x), "mean")
+        self._check_modules(data.x)
         validation, validation_rows = None, 0
         if X_val is not None:
             X_val, y_val, weights_val = self._checked(X_val, y_val, sample_weight_val, columns)
@@ -267,7 +262,63 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             model, found = self._fit_batches(data, validation, generator, before)
             if again:  # the points are where they were
                 found["points_near_rows"] = self.fitted_.summary.get("points_near_rows", True)
-        self.fitted_ = Fitted(self.method, model, columns, target, summary | found)
+        self._conclude(Fitted(self.method, model, columns, target, summary | found), validation, start)
+        return self
+
+    def fit_stream(
+        self, source: str | os.PathLike[str], target: str, *, sample_weight: str | None = None, drop: Sequence[str] = ()
+    ) -> Self:
+        """Fit to Parquet files that need not fit into memory: a file, a folder (key=value/ folders are columns) or a
+        glob. `target`, `sample_weight` and `drop` are names of columns; all others are inputs.
+
+        All rows are read once for their statistics, and again in each epoch. Memory is bounded whatever their number:
+        up to 20,000 rows are held out for validation, and batches are drawn from a buffer that row groups fill in
+        random order.
+        """
+        start = time.perf_counter()
+        self._check_parameters()
+        if self.method in FULL_BATCH:
+            raise ValueError(f"method={self.method!r} needs all rows at once. Choose a method of paragp.METHODS.")
+        if self.warm_start:
+            raise ValueError("A stream always starts anew. Leave warm_start at False.")
+        device, files = find_device(self.device), Source(source)
+        rng = check_random_state(self.random_state)
+        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
+        wanted = plan(files, target, sample_weight, drop, self.categorical_features)
+        with tqdm(total=files.rows, unit="row", desc="read", disable=not self.verbose, dynamic_ncols=True) as bar:
+            found = survey(
+                files, wanted, start_rows=max(KMEANS_ROWS, 10 * self.n_inducing),
+                validation_rows=min(self._held_out(files.rows), MOST_VALIDATION), generator=generator,
+                progress=bar.update,
+            )  # fmt: skip
+        dtype = torch.float64 if files.rows <= PRECISE_ROWS else getattr(torch, self.dtype)
+        stream = Stream(files, wanted, found, dtype, device)
+        self._check_modules(stream.sample.x)
+        self.n_features_in_, self.feature_names_in_ = len(wanted.names), np.asarray(wanted.names, dtype=object)
+        warn_of_constants(stream.sample.x.double().numpy(force=True), stream.sample.y.double().numpy(force=True))
+        model, about = self._fit_batches(stream, stream.validation, generator, None)
+        summary = {
+            "rows": stream.size, "validation_rows": len(found.held_out), "inputs": len(wanted.names),
+            "encoded_inputs": stream.sample.x.shape[1], "dtype": str(dtype).removeprefix("torch."),
+        }  # fmt: skip
+        fitted = Fitted(self.method, model, found.columns, found.target, summary | about)
+        self._conclude(fitted, stream.validation, start)
+        return self
+
+    def _check_modules(self, x: Tensor) -> None:
+        """Refuse a kernel and modules that do not take these inputs."""
+        seen = x[:2].double().numpy(force=True)
+        if isinstance(self.features, torch.nn.Module):
+            seen = np.zeros((2, check_module(self.features, x)))
+        elif self.features is not None:
+            seen = np.zeros((2, int(self.features[-1])))
+        check_kernel(self.kernel, seen)
+        if isinstance(self.mean, torch.nn.Module):
+            check_module(self.mean, torch.zeros(2, seen.shape[1]).to(x), "mean")
+
+    def _conclude(self, fitted: Fitted, validation: Data | None, start: float) -> None:
+        """Keep what was fitted, with what is to be known of it."""
+        self.fitted_ = fitted
         self._form = {name: getattr(self, name) for name in FORM}
         self.validation_scores_ = None if validation is None else self._scores(validation)
         self.fitted_.summary |= {
@@ -280,7 +331,6 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
                 name: plain(value) for name, value in self.get_params(deep=False).items() if _storable(value)
             },
         }
-        return self
 
     @property
     def _mean_network(self) -> Any:
@@ -291,7 +341,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         return all(plain(self._form[name]) == plain(getattr(self, name)) for name in FORM)
 
     def _fit_batches(
-        self, data: Data, validation: Data | None, generator: torch.Generator, start: Any
+        self, data: Rows, validation: Data | None, generator: torch.Generator, start: Any
     ) -> tuple[Any, dict[str, Any]]:
         settings = Settings(
             METHODS[self.method],
@@ -309,7 +359,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             patience=self.n_iter_no_change,
             recipe=RECIPES[self.recipe],
         )
-        most = total_epochs(settings, len(data.y), validation is not None)
+        most = total_epochs(settings, data.size, validation is not None)
         with _progress(most, "epoch", self.verbose) as show:
             trained = train(settings, data, validation, generator=generator, start=start, on_epoch=show)
         self.history_ = [_flat(record) for record in trained.history]
@@ -317,11 +367,11 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self.beta_, self.gamma_ = trained.beta, trained.gamma
         family = trained.model.family
         if self.features is not None:
-            warn_if_collapsed(trained.model.features, data.x)
+            warn_if_collapsed(trained.model.features, data.sample.x)
         return trained.model, {
             "epochs": self.n_iter_, "best_epoch": trained.best_epoch, "beta": trained.beta, "gamma": trained.gamma,
             "inducing_points": len(family.Z), "inducing_points_of_the_variance": len(family.variance_points),
-            "points_near_rows": self._near_rows(max(len(family.Z), len(family.variance_points)), len(data.y)),
+            "points_near_rows": self._near_rows(max(len(family.Z), len(family.variance_points)), data.size),
         }  # fmt: skip
 
     def _fit_full_batch(self, data: Data, generator: torch.Generator) -> tuple[Any, dict[str, Any]]:
@@ -359,6 +409,14 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
 
     def _split(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Positions of the rows to train on, and of those to validate on where that is wanted and affordable."""
+        held_out = self._held_out(n)
+        if not held_out:
+            return torch.arange(n), torch.arange(0)
+        order = torch.randperm(n, generator=generator)
+        return order[held_out:], order[:held_out]
+
+    def _held_out(self, n: int) -> int:
+        """How many of n rows are held out for validation."""
         searching = (self.beta == "auto" and len(METHODS[self.method].beta) > 1) or (
             self.gamma == "auto" and len(METHODS[self.method].gamma) > 1
         )
@@ -369,10 +427,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         held_out = round(self.validation_fraction * n) if wanted else 0
         if not asked and wanted:
             held_out = max(held_out, min(n // 3, FEWEST_HELD_OUT))
-        if not 0 < held_out < n:
-            return torch.arange(n), torch.arange(0)
-        order = torch.randperm(n, generator=generator)
-        return order[held_out:], order[:held_out]
+        return held_out if 0 < held_out < n else 0
 
     def _scores(self, validation: Data) -> dict[str, float]:
         model, target = self.fitted_.model, self.fitted_.target

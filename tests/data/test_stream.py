@@ -1,0 +1,304 @@
+"""Tables larger than memory: what files say, one pass over them, and batches from a bounded buffer."""
+
+import os
+import threading
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paragp import ParametricGPRegressor
+from paragp.cli import app
+from paragp.data import stream
+from paragp.data.rows import bounds
+from paragp.data.stream import Source, Stream, _sorted_sample, plan, read_ahead, survey
+from paragp.data.tables import fit_columns, fit_target
+from paragp.metrics import nll
+
+from cases import generator
+
+N = 5000
+
+
+def frame(n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, n)
+    return pd.DataFrame({
+        "x": x, "size": np.where(rng.random(n) < 0.1, np.nan, 1e6 + rng.standard_normal(n)),
+        "colour": rng.choice(["red", "green", "blue"], n), "flag": rng.random(n) < 0.5, "w": rng.integers(1, 3, n),
+        "y": np.sin(2 * x) + 0.1 * (1 + (x > 0)) * rng.standard_normal(n) + 7.0, "row": np.arange(n),
+    })  # fmt: skip
+
+
+def write(folder, rows, files=3, groups=700):
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, part in enumerate(np.array_split(np.arange(len(rows)), files)):
+        table = pa.Table.from_pandas(rows.iloc[part], preserve_index=False)
+        pq.write_table(table, folder / f"part-{i}.parquet", row_group_size=groups)
+    return folder
+
+
+def opened(folder, *, target="y", weights="w", drop=(), validation_rows=200, start_rows=300, buffer=stream.BUFFER):
+    source = Source(folder)
+    wanted = plan(source, target, weights, drop, "from_dtype")
+    found = survey(source, wanted, start_rows=start_rows, validation_rows=validation_rows, generator=generator())
+    return Stream(source, wanted, found, torch.float64, torch.device("cpu"), buffer)
+
+
+def numbers_of(rows, data):
+    """Which rows of the frame these are, by the column `row`, standardised last among the inputs."""
+    column = next(c for c in data.found.columns if c.name == "row")
+    place = [name for c in data.found.columns for name in c.outputs].index("row")
+    return np.rint(rows.x[:, place].numpy() * column.deviation + column.mean).astype(int)
+
+
+# --- files ---
+def test_files_are_one_table_in_the_order_of_their_names(tmp_path):
+    source = Source(write(tmp_path / "rows", frame()))
+    assert source.rows == N
+    parts = list(source.read(["row"]))
+    np.testing.assert_array_equal(np.concatenate([part["row"].to_numpy() for _, part in parts]), np.arange(N))
+    assert [first for first, _ in parts] == np.cumsum([0, *(len(part) for _, part in parts)]).tolist()[:-1]
+    assert Source(tmp_path / "rows" / "*-1.parquet").rows < N
+    assert Source(tmp_path / "rows" / "part-0.parquet").rows < N
+
+
+def test_partitions_are_columns(tmp_path):
+    for year in (2020, 2021):
+        write(tmp_path / f"year={year}", frame(100, seed=year), files=1)
+    (tmp_path / "_SUCCESS").touch()
+    source = Source(tmp_path)
+    years = np.concatenate([part["year"].to_numpy() for _, part in source.read(["x", "year"])])
+    np.testing.assert_array_equal(years, [2020] * 100 + [2021] * 100)
+
+
+def changed(folder, change):
+    file = sorted(folder.glob("*.parquet"))[1]
+    pq.write_table(change(pq.read_table(file)), file)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.drop_columns(["x"]), r"part-1.parquet lacks the column 'x' beside .*part-0.parquet"),
+        (lambda t: t.append_column("z", t["x"]), "part-1.parquet has besides the column 'z'"),
+        (lambda t: t.set_column(0, "x", t["x"].cast(pa.string())), "The column 'x' is string in .* and double in"),
+    ],
+)
+def test_files_that_differ_are_named(change, said, tmp_path):
+    changed(write(tmp_path / "rows", frame()), change)
+    with pytest.raises(ValueError, match=said):
+        Source(tmp_path / "rows")
+
+
+def test_a_truncated_file_is_named_before_anything_is_trained(tmp_path):
+    folder = write(tmp_path / "rows", frame())
+    file = folder / "part-1.parquet"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"part-1.parquet cannot be read as Parquet"):
+        Source(folder)
+
+
+def test_a_damaged_row_group_is_named(tmp_path):
+    folder = write(tmp_path / "rows", frame())
+    file = folder / "part-1.parquet"
+    content = bytearray(file.read_bytes())
+    content[4:4000] = os.urandom(3996)
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"part-1.parquet cannot be read as Parquet"):
+        list(Source(folder).read(["x", "y"]))
+
+
+def test_a_file_that_disappears_or_changes_is_named(tmp_path):
+    data = opened(write(tmp_path / "rows", frame()))
+    (tmp_path / "rows" / "part-2.parquet").unlink()
+    with pytest.raises(OSError, match=r"part-2.parquet is gone, or was changed"):
+        list(data.chunks(1000))
+
+
+def test_places_without_rows_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no file at"):
+        Source(tmp_path / "nothing")
+    pq.write_table(pa.table({"x": pa.array([], pa.float64())}), tmp_path / "empty.parquet")
+    with pytest.raises(ValueError, match="has no rows"):
+        Source(tmp_path / "empty.parquet")
+    (tmp_path / "rows.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(ValueError, match=r"rows\.csv is no Parquet file"):
+        Source(tmp_path / "rows.csv")
+
+
+def test_an_empty_row_group_is_passed_over(tmp_path):
+    schema = pa.schema([("x", pa.float64()), ("y", pa.float64())])
+    with pq.ParquetWriter(tmp_path / "rows.parquet", schema) as writer:
+        for n in (3, 0, 2):
+            writer.write_table(pa.table({"x": np.ones(n), "y": np.ones(n)}, schema=schema), row_group_size=10)
+    assert Source(tmp_path / "rows.parquet").rows == 5
+
+
+# --- one pass ---
+def test_statistics_are_those_of_all_rows_that_are_not_held_out(tmp_path):
+    rows = frame()
+    data = opened(write(tmp_path / "rows", rows))
+    kept = rows.drop(index=data.found.held_out)
+    weights = kept["w"].to_numpy(np.float64)
+    expected = fit_columns(kept.drop(columns=["y", "w"]), weights=weights)
+    target = fit_target(kept["y"].to_numpy(), "y", weights)
+    for one, other in zip((*data.found.columns, data.found.target), (*expected, target), strict=True):
+        assert one.name == other.name
+        assert one.mean == pytest.approx(other.mean, rel=1e-12)
+        assert one.deviation == pytest.approx(other.deviation, rel=1e-9)
+    assert [(c.kind, c.missing, c.categories) for c in data.found.columns] == [
+        (c.kind, c.missing, c.categories) for c in expected
+    ]
+    assert data.total == weights.sum()
+    assert len(data.validation.y) == 200
+    assert data.size == N - 200
+    np.testing.assert_array_equal(np.sort(numbers_of(data.validation, data)), data.found.held_out)
+    assert not set(numbers_of(data.sample, data)) & set(data.found.held_out)
+    assert len(data.sample.y) == 300
+
+
+def test_samples_are_uniform_and_small():
+    counts = np.zeros(50)
+    for seed in range(2000):
+        found = _sorted_sample(50, 5, generator(seed))
+        assert len(set(found)) == 5
+        counts[found] += 1
+    assert np.abs(counts / 2000 - 0.1).max() < 0.03
+    assert len(_sorted_sample(10**12, 1000, generator())) == 1000
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("y", np.nan, r"The target 'y' is nan in row 4321"),
+        ("y", np.inf, r"The target 'y' is inf in row 4321"),
+        ("w", -1.0, r"The weight 'w' is -1.0 in row 4321"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_by_its_number(column, value, said, tmp_path):
+    rows = frame().astype({"w": float})
+    rows.loc[4321, column] = value
+    with pytest.raises(ValueError, match=said):
+        opened(write(tmp_path / "rows", rows))
+
+
+def test_roles_and_kinds_of_columns_are_checked(tmp_path):
+    rows = frame().assign(day=pd.Timestamp("2020-01-01"))
+    source = Source(write(tmp_path / "rows", rows))
+    for arguments, said in (
+        (("nothing", None, ()), "lacks the column 'nothing'"),
+        (("y", "y", ()), "two roles"),
+        (("y", None, ()), "Column 'day' is of type timestamp"),
+        (("y", None, [name for name in rows if name != "y"]), "has no column left"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            plan(source, *arguments, "from_dtype")
+    assert plan(source, "y", None, ["day"], ["flag"]).categorical == [False, False, False, True, False, False]
+    with pytest.raises(ValueError, match="names of columns"):
+        plan(source, "y", None, ["day"], [1])
+
+
+# --- batches ---
+@pytest.mark.parametrize("buffer", [1, 200_000, stream.BUFFER])
+def test_an_epoch_holds_every_row_once_in_near_equal_batches(buffer, tmp_path):
+    data = opened(write(tmp_path / "rows", frame()), buffer=buffer)
+    epoch = list(data.batches(256, generator(1)))
+    assert [len(batch.y) for batch in epoch] == np.diff(bounds(data.size, 256)).tolist()
+    order = np.concatenate([numbers_of(batch, data) for batch in epoch])
+    np.testing.assert_array_equal(np.sort(order), np.setdiff1d(np.arange(N), data.found.held_out))
+    again = np.concatenate([numbers_of(batch, data) for batch in data.batches(256, generator(1))])
+    np.testing.assert_array_equal(again, order)
+    other = np.concatenate([numbers_of(batch, data) for batch in data.batches(256, generator(2))])
+    assert (other != order).mean() > 0.9
+    assert np.abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < (0.1 if buffer == stream.BUFFER else 0.9)
+
+
+def test_one_number_is_drawn_for_an_epoch(tmp_path):
+    data = opened(write(tmp_path / "rows", frame()))
+    one, other = generator(1), generator(1)
+    list(data.batches(256, one))
+    torch.randint(2**63 - 1, (), generator=other)
+    assert torch.equal(one.get_state(), other.get_state())
+
+
+def test_chunks_are_all_rows_in_order(tmp_path):
+    data = opened(write(tmp_path / "rows", frame()))
+    chunks = list(data.chunks(999))
+    assert [len(chunk.y) for chunk in chunks] == [999, 999, 999, 999, 804]
+    order = np.concatenate([numbers_of(chunk, data) for chunk in chunks])
+    np.testing.assert_array_equal(order, np.setdiff1d(np.arange(N), data.found.held_out))
+    weights = np.concatenate([chunk.weights.numpy() for chunk in chunks])
+    np.testing.assert_array_equal(weights, frame()["w"].to_numpy()[order])
+
+
+def test_reading_ahead_raises_here_and_ends_with_its_reader():
+    def failing():
+        yield 1
+        raise OSError("gone")
+
+    items = read_ahead(failing())
+    assert next(items) == 1
+    with pytest.raises(OSError, match="gone"):
+        next(items)
+    before = threading.active_count()
+    endless = read_ahead(iter(range(10**9)))
+    assert next(endless) == 0
+    endless.close()
+    assert threading.active_count() == before
+
+
+# --- models ---
+def regressor(**options):
+    return ParametricGPRegressor(**({"n_inducing": 30, "max_epochs": 15, "random_state": 0} | options))
+
+
+def test_a_stream_gives_a_model_as_good_as_the_table_in_memory(tmp_path):
+    rows, new = frame(700), frame(1000, seed=9)
+    inputs = ["x", "size", "colour", "flag"]
+    folder = write(tmp_path / "rows", rows, groups=100)
+    streamed = regressor().fit_stream(folder, "y", drop=["w", "row"])
+    whole = regressor().fit(rows[inputs], rows["y"])
+    scores = [nll(model.predict_dist(new[inputs]), new["y"]) for model in (streamed, whole)]
+    assert scores[0] == pytest.approx(scores[1], abs=0.05)
+    assert streamed.feature_names_in_.tolist() == inputs
+    assert streamed.fitted_.target.name == "y"
+    assert streamed.validation_scores_["nll"] < 0.5  # a constant normal: 1.1
+    np.testing.assert_array_equal(
+        regressor().fit_stream(folder, "y", drop=["w", "row"]).predict(new[inputs]), streamed.predict(new[inputs])
+    )
+    streamed.save(tmp_path / "model")
+    again = ParametricGPRegressor.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict(new[inputs]), streamed.predict(new[inputs]))
+
+
+def test_what_a_stream_cannot_do_is_said(tmp_path):
+    folder = write(tmp_path / "rows", frame())
+    with pytest.raises(ValueError, match="method='exact' needs all rows at once"):
+        regressor(method="exact").fit_stream(folder, "y")
+    with pytest.raises(ValueError, match="A stream always starts anew"):
+        regressor(warm_start=True).fit_stream(folder, "y")
+
+
+def test_a_folder_on_the_command_line(tmp_path):
+    folder = write(tmp_path / "rows", frame(600))
+    words = ["--target", "y", "--drop", "row", "--weights", "w", "--inducing", "20", "--epochs", "3"]
+    done = CliRunner().invoke(app, ["fit", str(folder), *words, "--out", str(tmp_path / "model")])
+    assert done.exit_code == 0, done.output
+    assert "Fitted ppgpr-mfd to 540 rows" in done.output
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "model"), str(folder / "*.parquet")])
+    assert done.exit_code == 0, done.output
+    assert "600 rows, y in its own units" in done.output
+    done = CliRunner().invoke(app, ["predict", str(tmp_path / "model"), str(folder), "--out", str(tmp_path / "p.csv")])
+    assert "Wrote 600 predictions" in done.output
+    one = CliRunner().invoke(
+        app, ["fit", str(folder / "part-0.parquet"), *words, "--stream", "--out", str(tmp_path / "one")]
+    )
+    assert "Fitted ppgpr-mfd to 180 rows" in one.output
+    done = CliRunner().invoke(app, ["fit", str(folder), *words, "--valid", "v.csv", "--out", str(tmp_path / "other")])
+    assert done.exit_code == 2
+    assert "leave out --valid" in done.stderr
