@@ -23,6 +23,7 @@ from paragp.data.files import check_columns, read_table, some, writing_table
 from paragp.data.stream import is_many, names_of, rows_of, too_large
 from paragp.estimator import FULL_BATCH
 from paragp.paper import commands, toy
+from paragp.training.distributed import joined
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 UsageError: Any = typer.BadParameter.__base__  # click's, which typer may bring along under another name
@@ -127,14 +128,17 @@ def fit(
         recipe=recipe,
         beta="auto" if beta is None else beta,
         random_state=seed,
-        verbose=int(sys.stderr.isatty()),
     )
-    if stream or is_many(data) or too_large(data):
-        if valid is not None:
-            raise ValueError("A stream holds out rows of its own to validate on: leave out --valid.")
-        estimator.fit_stream(data, target, sample_weight=weights, drop=drop or [])
-    else:
-        _fit_table(estimator, data, target, weights, drop or [], valid, keep_rows)
+    with joined() as group:  # the processes that torchrun started, if it did: the first one reports and writes
+        estimator.set_params(verbose=int(sys.stderr.isatty() and not group.rank))
+        if stream or is_many(data) or too_large(data):
+            if valid is not None:
+                raise ValueError("A stream holds out rows of its own to validate on: leave out --valid.")
+            estimator.fit_stream(data, target, sample_weight=weights, drop=drop or [])
+        else:
+            _fit_table(estimator, data, target, weights, drop or [], valid, keep_rows)
+    if group.rank:
+        return
     fitted = estimator.fitted_
     estimator.save(out, overwrite=force, keep_rows=keep_rows)
     summary = fitted.summary

@@ -29,7 +29,7 @@ from paragp.checks import (
     target_name,
     warn_of_constants,
 )
-from paragp.data.rows import Data, Rows
+from paragp.data.rows import Data, Rows, Share
 from paragp.data.stream import Source, Stream, plan, survey
 from paragp.data.tables import (
     Array,
@@ -50,6 +50,7 @@ from paragp.gp.kernels import KERNELS
 from paragp.gp.methods import METHODS
 from paragp.metrics import evaluate
 from paragp.predictive import PredictiveDistribution
+from paragp.training.distributed import current
 from paragp.training.inducing import KMEANS_ROWS, kmeans
 from paragp.training.loop import Epoch
 from paragp.training.recipe import RECIPES, Settings, total_epochs, train
@@ -230,8 +231,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         if small:  # whatever the order of the rows, and whether copies or weights: the same result to the bit
             rows, weights, counts = distinct_rows(X, y, weights, categorical)
             X, y = take_rows(X, rows), y[rows]
-        rng = check_random_state(self.random_state)
-        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
+        generator = self._generator()
         columns = fit_columns(X, categorical, weights) if known is None else known
         target = self.fitted_.target if again else fit_target(y, name, weights)
         x = encode(columns, X)
@@ -281,18 +281,17 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"method={self.method!r} needs all rows at once. Choose a method of paragp.METHODS.")
         if self.warm_start:
             raise ValueError("A stream always starts anew. Leave warm_start at False.")
-        device, files = find_device(self.device), Source(source)
-        rng = check_random_state(self.random_state)
-        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
+        device, files, group = find_device(self.device), Source(source), current()
+        generator = self._generator()
         wanted = plan(files, target, sample_weight, drop, self.categorical_features)
         with tqdm(total=files.rows, unit="row", desc="read", disable=not self.verbose, dynamic_ncols=True) as bar:
             found = survey(
                 files, wanted, start_rows=max(KMEANS_ROWS, 10 * self.n_inducing),
                 validation_rows=min(self._held_out(files.rows), MOST_VALIDATION), generator=generator,
-                progress=bar.update,
+                progress=bar.update, rank=group.rank, count=group.count, gather=group.gather,
             )  # fmt: skip
         dtype = torch.float64 if files.rows <= PRECISE_ROWS else getattr(torch, self.dtype)
-        stream = Stream(files, wanted, found, dtype, device)
+        stream = Stream(files, wanted, found, dtype, device, rank=group.rank, count=group.count)
         self._check_modules(stream.sample.x)
         self.n_features_in_, self.feature_names_in_ = len(wanted.names), np.asarray(wanted.names, dtype=object)
         warn_of_constants(stream.sample.x.double().numpy(force=True), stream.sample.y.double().numpy(force=True))
@@ -304,6 +303,11 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         fitted = Fitted(self.method, model, found.columns, found.target, summary | about)
         self._conclude(fitted, stream.validation, start)
         return self
+
+    def _generator(self) -> torch.Generator:
+        """Of all random numbers of a fit; processes that train together have the same."""
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        return torch.Generator().manual_seed(current().gather(seed)[0])
 
     def _check_modules(self, x: Tensor) -> None:
         """Refuse a kernel and modules that do not take these inputs."""
@@ -359,9 +363,12 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             patience=self.n_iter_no_change,
             recipe=RECIPES[self.recipe],
         )
+        group = current()
+        if isinstance(data, Data) and group.count > 1:
+            data = Share(data, group.rank, group.count)
         most = total_epochs(settings, data.size, validation is not None)
         with _progress(most, "epoch", self.verbose) as show:
-            trained = train(settings, data, validation, generator=generator, start=start, on_epoch=show)
+            trained = train(settings, data, validation, generator=generator, start=start, on_epoch=show, group=group)
         self.history_ = [_flat(record) for record in trained.history]
         self.n_iter_ = len(self.history_)
         self.beta_, self.gamma_ = trained.beta, trained.gamma

@@ -42,11 +42,11 @@ def write(folder, rows, files=3, groups=700):
     return folder
 
 
-def opened(folder, *, target="y", weights="w", drop=(), validation_rows=200, start_rows=300, buffer=stream.BUFFER):
+def opened(folder, *, buffer=stream.BUFFER, rank=0, count=1):
     source = Source(folder)
-    wanted = plan(source, target, weights, drop, "from_dtype")
-    found = survey(source, wanted, start_rows=start_rows, validation_rows=validation_rows, generator=generator())
-    return Stream(source, wanted, found, torch.float64, torch.device("cpu"), buffer)
+    wanted = plan(source, "y", "w", (), "from_dtype")
+    found = survey(source, wanted, start_rows=300, validation_rows=200, generator=generator())
+    return Stream(source, wanted, found, torch.float64, torch.device("cpu"), buffer, rank, count)
 
 
 def numbers_of(rows, data):
@@ -60,9 +60,10 @@ def numbers_of(rows, data):
 def test_files_are_one_table_in_the_order_of_their_names(tmp_path):
     source = Source(write(tmp_path / "rows", frame()))
     assert source.rows == N
-    parts = list(source.read(["row"]))
-    np.testing.assert_array_equal(np.concatenate([part["row"].to_numpy() for _, part in parts]), np.arange(N))
-    assert [first for first, _ in parts] == np.cumsum([0, *(len(part) for _, part in parts)]).tolist()[:-1]
+    blocks = list(source.read(["row"]))
+    np.testing.assert_array_equal(np.concatenate([block.table["row"].to_numpy() for block in blocks]), np.arange(N))
+    assert [block.start for block in blocks] == np.cumsum([0, *(len(block.table) for block in blocks)]).tolist()[:-1]
+    assert [block.number for block in blocks] == list(range(source.blocks))
     assert Source(tmp_path / "rows" / "*-1.parquet").rows < N
     assert Source(tmp_path / "rows" / "part-0.parquet").rows < N
 
@@ -72,7 +73,7 @@ def test_partitions_are_columns(tmp_path):
         write(tmp_path / f"year={year}", frame(100, seed=year), files=1)
     (tmp_path / "_SUCCESS").touch()
     source = Source(tmp_path)
-    years = np.concatenate([part["year"].to_numpy() for _, part in source.read(["x", "year"])])
+    years = np.concatenate([block.table["year"].to_numpy() for block in source.read(["x", "year"])])
     np.testing.assert_array_equal(years, [2020] * 100 + [2021] * 100)
 
 
@@ -216,6 +217,46 @@ def test_an_epoch_holds_every_row_once_in_near_equal_batches(buffer, tmp_path):
     other = np.concatenate([numbers_of(batch, data) for batch in data.batches(256, generator(2))])
     assert (other != order).mean() > 0.9
     assert np.abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < (0.1 if buffer == stream.BUFFER else 0.9)
+
+
+@pytest.mark.parametrize("buffer", [1, 200_000, stream.BUFFER])
+def test_processes_share_every_batch(buffer, tmp_path):
+    folder = write(tmp_path / "rows", frame())
+    whole = opened(folder, buffer=buffer)
+    parts = [opened(folder, buffer=buffer, rank=rank, count=3) for rank in range(3)]
+    epochs = [list(data.batches(256, generator(1))) for data in (whole, *parts)]
+    for batch, *shares in zip(*epochs, strict=True):
+        rows = np.concatenate([numbers_of(share, whole) for share in shares])
+        np.testing.assert_array_equal(np.sort(rows), np.sort(numbers_of(batch, whole)))
+    rows = np.concatenate([numbers_of(chunk, whole) for data in parts for chunk in data.chunks(100)])
+    np.testing.assert_array_equal(np.sort(rows), np.setdiff1d(np.arange(N), whole.found.held_out))
+
+
+def test_processes_find_the_same_statistics_together(tmp_path):
+    source = Source(write(tmp_path / "rows", frame()))
+    wanted = plan(source, "y", "w", (), "from_dtype")
+    options = {"start_rows": 300, "validation_rows": 200}
+    whole = survey(source, wanted, generator=generator(), **options)
+    found = []
+    for rank in range(2):  # each one's own findings, then what the first makes of both
+        with pytest.raises(StopIteration):
+            survey(source, wanted, generator=generator(), rank=rank, count=2, gather=_stop_with(found), **options)
+    merged = survey(source, wanted, generator=generator(), rank=0, count=2, gather=lambda _: found, **options)
+    assert [c.name for c in merged.columns] == [c.name for c in whole.columns]
+    for one, other in zip(merged.columns, whole.columns, strict=True):
+        assert (one.categories, one.missing) == (other.categories, other.missing)
+        assert (one.mean, one.deviation) == pytest.approx((other.mean, other.deviation), rel=1e-9)
+    torch.testing.assert_close(merged.validation.x, whole.validation.x, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(merged.start.y, whole.start.y, rtol=1e-9, atol=1e-9)
+    assert merged.total == whole.total
+
+
+def _stop_with(found):
+    def gather(item):
+        found.append(item)
+        raise StopIteration
+
+    return gather
 
 
 def test_one_number_is_drawn_for_an_epoch(tmp_path):

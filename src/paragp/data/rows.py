@@ -25,10 +25,11 @@ class Rows(Protocol):
         """Rows that a start is found from: all of a table in memory, a random sample of a stream."""
 
     def batches(self, batch_size: int, generator: torch.Generator) -> "Iterator[Data]":
-        """All rows once in random order, in the fewest near-equal batches of at most `batch_size`."""
+        """All rows once in random order, in the fewest near-equal batches of at most `batch_size` (see `bounds`); where
+        several processes train together, of each batch this one's part."""
 
     def chunks(self, size: int) -> "Iterator[Data]":
-        """All rows once in their order, at most `size` at a time."""
+        """All rows once in their order, at most `size` at a time; or this process's part of them."""
 
 
 class Data(NamedTuple):
@@ -59,6 +60,23 @@ class Data(NamedTuple):
 
     def chunks(self, size: int) -> "Iterator[Data]":
         return (self.take(slice(start, start + size)) for start in range(0, len(self.y), size))
+
+
+class Share:
+    """A process's part of a table in memory: of each batch every `count`-th row from `rank` on."""
+
+    def __init__(self, data: Data, rank: int, count: int) -> None:
+        self.data, self.rank, self.count = checked(data), rank, count
+        self.size, self.total, self.sample = data.size, data.total, data
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[Data]:
+        return (self._of(batch) for batch in batches(self.data, batch_size, generator))
+
+    def chunks(self, size: int) -> Iterator[Data]:
+        return self._of(self.data).chunks(size)
+
+    def _of(self, rows: Data) -> Data:
+        return rows.take(slice(self.rank, None, self.count))
 
 
 def batches(data: Data, batch_size: int, generator: torch.Generator) -> Iterator[Data]:

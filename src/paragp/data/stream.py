@@ -47,6 +47,7 @@ class Piece(NamedTuple):
     group: int
     start: int  # its first row, counted over all files
     rows: int
+    block: int  # its first block of READ_ROWS rows, counted so
 
 
 class Source:
@@ -58,7 +59,7 @@ class Source:
         self.partitions = _partitions(self.files) if Path(self.place).is_dir() else [{} for _ in self.files]
         self.pieces: list[Piece] = []
         self.stamps: list[tuple[int, int]] = []
-        self.rows = 0
+        self.rows = self.blocks = 0
         for i, file in enumerate(self.files):
             with _naming(file), pq.ParquetFile(file) as opened:
                 schema, metadata = opened.schema_arrow, opened.metadata
@@ -71,13 +72,14 @@ class Source:
             for group in range(metadata.num_row_groups):
                 count = metadata.row_group(group).num_rows
                 if count:
-                    self.pieces.append(Piece(i, group, self.rows, count))
+                    self.pieces.append(Piece(i, group, self.rows, count, self.blocks))
                     self.rows += count
+                    self.blocks += -(-count // READ_ROWS)
         if not self.rows:
             raise ValueError(f"{self.place} has no rows.")
 
-    def read(self, names: Sequence[str], pieces: Iterable[Piece] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """These columns of these row groups (all, if left out), in parts: the first row's number, and the rows."""
+    def read(self, names: Sequence[str], pieces: Iterable[Piece] | None = None) -> Iterator["Block"]:
+        """These columns of these row groups (all, if left out), block by block."""
         for piece in self.pieces if pieces is None else pieces:
             file, start = self.files[piece.file], piece.start
             if not file.exists() or _stamp(file) != self.stamps[piece.file]:
@@ -85,13 +87,22 @@ class Source:
             known = self.partitions[piece.file]
             stored = [name for name in names if name not in known]
             with _naming(file), pq.ParquetFile(file, pre_buffer=False) as opened:
-                for batch in opened.iter_batches(READ_ROWS, row_groups=[piece.group], columns=stored):
+                parts = opened.iter_batches(READ_ROWS, row_groups=[piece.group], columns=stored)
+                for number, batch in enumerate(parts, piece.block):
                     part = pa.Table.from_batches([batch])
                     for name in names:
                         if name in known:
                             part = part.append_column(name, pa.array([known[name]] * len(batch)))
-                    yield start, part.select(list(names))
+                    yield Block(number, start, part.select(list(names)))
                     start += len(batch)
+
+
+class Block(NamedTuple):
+    """Rows that are read together."""
+
+    number: int  # over all files
+    start: int  # the first row's number
+    table: pa.Table
 
 
 def _files(place: str) -> list[Path]:
@@ -197,8 +208,8 @@ def rows_of(place: Path, columns: Sequence[Column], also: Sequence[str] = ()) ->
     source = Source(place)
     names = list(dict.fromkeys([*(column.name for column in columns), *also]))
     check_columns(source.schema.names, names, place)
-    for _, part in read_ahead(source.read(names)):
-        yield part
+    for block in read_ahead(source.read(names)):
+        yield block.table
 
 
 # --- one pass over all rows ---
@@ -277,34 +288,55 @@ def survey(
     validation_rows: int,
     generator: torch.Generator,
     progress: Callable[[int], object] = lambda rows: None,
+    rank: int = 0,
+    count: int = 1,
+    gather: Callable[[Any], list[Any]] = lambda found: [found],
 ) -> Survey:
-    """Statistics of every column but for the rows that validate, exact and in float64, and two samples of rows."""
+    """Statistics of every column but for the rows that validate, exact and in float64, and two samples of rows.
+
+    Of `count` processes each reads the blocks of its `rank`, and `gather` gives each what all have found.
+    """
     chosen = _sorted_sample(source.rows, min(source.rows, start_rows + validation_rows), generator)
     mixed = chosen[torch.randperm(len(chosen), generator=generator).numpy()]
     held_out, kept = np.sort(mixed[:validation_rows]), np.sort(mixed[validation_rows:])
     surveys = [ColumnSurvey(name, text) for name, text in zip(wanted.names, wanted.categorical, strict=True)]
-    of_target, total = ColumnSurvey(wanted.target, False), 0.0
-    samples: dict[str, list[pa.Table]] = {"start": [], "validation": []}
-    for first, part in read_ahead(source.read(wanted.all_names)):
+    surveys.append(ColumnSurvey(wanted.target, False))
+    total = 0.0
+    samples: dict[str, dict[int, pa.Table]] = {"start": {}, "validation": {}}
+    for number, first, part in read_ahead(source.read(wanted.all_names)):
+        progress(len(part))
+        if number % count != rank:
+            continue
         _check_numbers(source, wanted, part, first)
         for name, rows in (("start", kept), ("validation", held_out)):
-            samples[name].append(part.take(_within(rows, first, len(part)) - first))
+            samples[name][first] = part.take(_within(rows, first, len(part)) - first)
         mask = np.ones(len(part), dtype=bool)
         mask[_within(held_out, first, len(part)) - first] = False
         part = part.filter(pa.array(mask))
         weights = _weights(part, wanted)
         total += float(weights.sum())
-        for column, found in zip(wanted.names, surveys, strict=True):
+        for column, found in zip(wanted.names, surveys[:-1], strict=True):
             found.add(nw.from_native(part[column], series_only=True), weights)
-        of_target.add(_floats(part[wanted.target], wanted.target), weights)
-        progress(len(mask))
-    columns = tuple(found.column() for found in surveys)
-    known = of_target.column()
+        surveys[-1].add(_floats(part[wanted.target], wanted.target), weights)
+    surveys, total, samples = _merged(gather((surveys, total, samples)))
+    *columns, known = (found.column() for found in surveys)
     target = Target(wanted.target, known.mean, known.deviation)
     start, validation = (
-        encoded(pa.concat_tables(samples[name]), wanted, columns, target) for name in ("start", "validation")
+        encoded(pa.concat_tables([part for _, part in sorted(samples[name].items())]), wanted, columns, target)
+        for name in ("start", "validation")
     )
-    return Survey(columns, target, start, held_out, validation if len(held_out) else None, total)
+    return Survey(tuple(columns), target, start, held_out, validation if len(held_out) else None, total)
+
+
+def _merged(found: list[Any]) -> Any:
+    """What several processes have found, as one; in the order of the processes."""
+    surveys, total, samples = found[0]
+    for others, more, parts in found[1:]:
+        for survey, other in zip(surveys, others, strict=True):
+            survey.merge(other)
+        total += more
+        samples = {name: samples[name] | parts[name] for name in samples}
+    return surveys, total, samples
 
 
 def _sorted_sample(n: int, k: int, generator: torch.Generator) -> NDArray[np.int64]:
@@ -375,6 +407,8 @@ class Stream:
     dtype: torch.dtype
     device: torch.device
     buffer: int = BUFFER  # bytes
+    rank: int = 0  # of `count` processes that train together: each takes the blocks of its number
+    count: int = 1
     _sample: Data = field(init=False)
 
     def __post_init__(self) -> None:
@@ -397,9 +431,10 @@ class Stream:
         return None if self.found.validation is None else self._placed(self.found.validation)
 
     def chunks(self, size: int) -> Iterator[Data]:
-        """All rows in order."""
         left: Data | None = None
-        for part in read_ahead(self._parts(self.source.pieces)):
+        for _, part in read_ahead(self._parts(self.source.pieces)):
+            if part is None:
+                continue
             rows = part if left is None else _joined(left, part)
             whole = len(rows.y) - len(rows.y) % size
             for start in range(0, whole, size):
@@ -411,7 +446,8 @@ class Stream:
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[Data]:
         """All rows once: row groups in random order fill a buffer, whose rows are shuffled and cut into batches.
 
-        One number is drawn from `generator`; all else follows from it, so that reading ahead changes nothing.
+        One number is drawn from `generator`; all else follows from it, so that neither reading ahead nor the number of
+        processes changes a batch.
         """
         own = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
         pieces = [self.source.pieces[i] for i in torch.randperm(len(self.source.pieces), generator=own)]
@@ -420,9 +456,10 @@ class Stream:
         capacity = max(self.buffer // (width * self._sample.x.element_size()), FEWEST_BATCHES * batch_size)
         held = _Held(min(capacity, self.size), self._sample)
         wanted = next(sizes)
-        for part in read_ahead(self._parts(pieces)):
-            while len(part.y):
-                part = held.fill(part)
+        for rows, part in read_ahead(self._parts(pieces)):
+            left = rows
+            while left:
+                left -= held.fill(left, None if part is None else part.take(slice(rows - left, None)))
                 if held.full:
                     order = held.shuffled(own)
                     taken = 0
@@ -439,53 +476,69 @@ class Stream:
                 taken += wanted
                 wanted = next(sizes, 0)
 
-    def _parts(self, pieces: Iterable[Piece]) -> Iterator[Data]:
-        """Encoded rows without those that validate, on the processor, in the model's precision."""
-        for first, part in self.source.read(self.wanted.all_names, pieces):
+    def _parts(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, Data | None]]:
+        """For each block its number of rows without those that validate, and the rows if they are this process's:
+        encoded, on the processor, in the model's precision."""
+        for number, first, part in self.source.read(self.wanted.all_names, pieces):
             held_out = _within(self.found.held_out, first, len(part)) - first
+            if number % self.count != self.rank:
+                yield len(part) - len(held_out), None
+                continue
             if len(held_out):
                 mask = np.ones(len(part), dtype=bool)
                 mask[held_out] = False
                 part = part.filter(pa.array(mask))
-            if len(part):
-                rows = encoded(part, self.wanted, self.found.columns, self.found.target)
-                yield _mapped(rows, lambda values: values.to(self.dtype))
+            rows = encoded(part, self.wanted, self.found.columns, self.found.target)
+            yield len(part), _mapped(rows, lambda values: values.to(self.dtype))
 
     def _placed(self, rows: Data) -> Data:
         return _mapped(rows, lambda values: values.to(self.device, self.dtype))
 
 
 class _Held:
-    """A buffer of rows in memory of its own."""
+    """Places for the rows of a buffer, and in memory of its own those rows that are this process's."""
 
     def __init__(self, capacity: int, like: Data) -> None:
         self.data = _mapped(like, lambda part: torch.empty(capacity, *part.shape[1:], dtype=part.dtype))
-        self.count = 0
+        self.slots = torch.empty(capacity, dtype=torch.int64)  # of each place: where its row lies; -1: elsewhere
+        self.count = self.own = 0
 
     @property
     def full(self) -> bool:
-        return self.count == len(self.data.y)
+        return self.count == len(self.slots)
 
-    def fill(self, part: Data) -> Data:
-        """Takes in what there is room for; returns the rest."""
-        room = min(len(part.y), len(self.data.y) - self.count)
-        for own, values in zip(self.data, part, strict=True):
-            if own is not None and values is not None:
-                own[self.count : self.count + room] = values[:room]
+    def fill(self, rows: int, part: Data | None) -> int:
+        """Takes in so many rows, as far as there is room; returns how many. None: they are another process's."""
+        room = min(rows, len(self.slots) - self.count)
+        places = slice(self.count, self.count + room)
+        if part is None:
+            self.slots[places] = -1
+        else:
+            self.slots[places] = torch.arange(self.own, self.own + room)
+            self._store(part.take(slice(room)))
         self.count += room
-        return part.take(slice(room, None))
+        return room
+
+    def _store(self, rows: Data) -> None:
+        for own, values in zip(self.data, rows, strict=True):
+            if own is not None and values is not None:
+                own[self.own : self.own + len(values)] = values
+        self.own += len(rows.y)
 
     def shuffled(self, generator: torch.Generator) -> Tensor:
         return torch.randperm(self.count, generator=generator)
 
     def rows(self, places: Tensor) -> Data:
-        return self.data.take(places)
+        """Those at these places that are here."""
+        slots = self.slots[places]
+        return self.data.take(slots[slots >= 0])
 
     def keep(self, places: Tensor) -> None:
         """Only these rows stay."""
-        left = self.rows(places)
-        self.count = 0
-        self.fill(left)
+        left, here = self.rows(places), self.slots[places] >= 0
+        self.count, self.own = len(places), 0
+        self._store(left)
+        self.slots[: self.count] = torch.where(here, here.cumsum(0) - 1, -1)
 
 
 def _mapped(rows: Data, change: Callable[[Tensor], Tensor]) -> Data:

@@ -386,7 +386,6 @@ class ColumnSurvey:
             )
 
     def _add_numbers(self, values: Any, weights: Array) -> None:
-        """Means and squares of two sets of rows make those of both (Chan et al. 1979)."""
         found = _numbers(values, self.name)
         self.missing = self.missing or bool(np.isnan(found[weights > 0]).any())
         known = ~np.isnan(found) & (weights > 0)
@@ -395,12 +394,24 @@ class ColumnSurvey:
         found, weights = found[known], weights[known]
         weight = float(weights.sum())
         mean = float(np.average(found, weights=weights))
-        square = float(weights @ (found - mean) ** 2)
+        self._merge_numbers(weight, mean, float(weights @ (found - mean) ** 2))
+        self.low, self.high = min(self.low, float(found.min())), max(self.high, float(found.max()))
+
+    def merge(self, other: "ColumnSurvey") -> None:
+        """Take in what another survey has seen."""
+        self.missing = self.missing or other.missing
+        for key, total in other.totals.items():
+            self.totals[key] = self.totals.get(key, 0.0) + total
+        if other.weight:
+            self._merge_numbers(other.weight, other.mean, other.square)
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+
+    def _merge_numbers(self, weight: float, mean: float, square: float) -> None:
+        """Means and squares of two sets of rows make those of both (Chan et al. 1979)."""
         step, share = mean - self.mean, weight / (self.weight + weight)
         self.square += square + step**2 * self.weight * share
         self.mean += step * share
         self.weight += weight
-        self.low, self.high = min(self.low, float(found.min())), max(self.high, float(found.max()))
 
     def column(self) -> Column:
         """The record of all rows so far."""

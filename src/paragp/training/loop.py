@@ -8,15 +8,17 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from paragp.data.rows import Data, Rows, checked
+from paragp.data.rows import Data, Rows, bounds, checked
 from paragp.gp.linalg import NotPositiveDefiniteError
 from paragp.gp.model import ParametricGP
 from paragp.gp.objectives import Objective
+from paragp.training.distributed import ALONE, Group
 from paragp.training.step import backward
 
 # Assumed: the paper says the rate is "progressively decimated"; its deep-kernel runs drop it tenfold at half
@@ -88,6 +90,7 @@ def fit(
     config: Config,
     *,
     generator: torch.Generator,
+    group: Group = ALONE,
     solve: Callable[[ParametricGP], list[nn.Parameter]] | None = None,
     validate: Callable[[ParametricGP], dict[str, float]] | None = None,
     on_epoch: Callable[[Epoch], object] | None = None,
@@ -97,7 +100,8 @@ def fit(
     `solve(model)` is called before the first epoch and after each. It may set some parameters to their optimum given
     the others, and returns which, so that the optimizer forgets their past.
     `validate(model)` is called after each epoch and its metrics go into the history; `on_epoch(record)` may show
-    progress, and ends the training by returning True.
+    progress, and ends the training by returning True. Where a `group` of processes trains together, `data` gives each
+    its part of every batch.
 
     >>> from paragp.gp.methods import METHODS
     >>> x = torch.linspace(-1, 1, 50)[:, None]
@@ -110,7 +114,8 @@ def fit(
     """
     if isinstance(data, Data):
         checked(data)  # a stream checks what it reads
-    num_data, total_steps = data.total, config.epochs * math.ceil(data.size / config.batch_size)
+    num_data, sizes = data.total, [stop - start for start, stop in pairwise(bounds(data.size, config.batch_size))]
+    total_steps = config.epochs * len(sizes)
     history: list[Epoch] = []
     start = time.perf_counter()
 
@@ -121,15 +126,16 @@ def fit(
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.schedule(step / total_steps))
         for epoch in range(1, config.epochs + 1):
             total, rate = 0.0, float(schedule.get_last_lr()[0])
-            for batch in data.batches(config.batch_size, generator):  # a random mini-batch D_mb
+            for batch, rows in zip(data.batches(config.batch_size, generator), sizes, strict=True):  # D_mb, at random
                 if batch.weights is not None:  # mean one, as `estimate` expects
                     batch = batch._replace(weights=batch.weights * (data.size / num_data))
                 optimizer.zero_grad()
-                value = backward(model, objective, batch, num_data=num_data, beta=config.beta)  # L^(D_mb)
+                value = backward(model, objective, batch, num_data=num_data, beta=config.beta, rows=rows)  # L^(D_mb)
+                value = _added(model, value, group)
                 guard.check(value)
                 optimizer.step()  # m, S, Z, theta_ker <- optim(L^(D_mb))
                 schedule.step()
-                total += value * len(batch.y)
+                total += value * rows
             for parameter in [] if solve is None else solve(model):
                 optimizer.state.pop(parameter, None)
             record = Epoch(
@@ -144,6 +150,19 @@ def fit(
                 break
         guard.check_state()
     return history
+
+
+def _added(model: nn.Module, value: float, group: Group) -> float:
+    """The processes' parts of gradient and estimate, added up."""
+    if group.count == 1:
+        return value
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    whole = torch.tensor([value]).to(parameters[0])
+    group.add([*(parameter.grad for parameter in parameters if parameter.grad is not None), whole])
+    return float(whole)
 
 
 def _groups(model: nn.Module, solved: list[nn.Parameter], config: Config) -> list[dict[str, Any]]:

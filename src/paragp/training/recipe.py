@@ -30,6 +30,7 @@ from paragp.gp.methods import Method
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
 from paragp.gp.objectives import ppgpr
 from paragp.training.best import Best, Trial
+from paragp.training.distributed import ALONE, Group
 from paragp.training.inducing import starting_points
 from paragp.training.loop import DECAY, Config, Epoch, TrainingDivergedError, cosine, fit, steps
 from paragp.training.solves import solve
@@ -191,11 +192,16 @@ def train(
     generator: torch.Generator,
     start: ParametricGP | None = None,
     on_epoch: Callable[[Epoch], object] | None = None,
+    group: Group = ALONE,
 ) -> Trained:
-    """Train on standardised rows; `start` is a model to go on from instead of new starting points."""
+    """Train on standardised rows; `start` is a model to go on from instead of new starting points.
+
+    In a `group` of processes all come to the same model, each from its part of `data`, with the same `validation`.
+    """
     full = settings.config(data.size)
     short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
     model = new_model(settings, data.sample, generator) if start is None else start
+    group.agree(list(model.state_dict().values()))
     coefficients = model.family.mean_parameters
     fresh = start is None or (bool(coefficients) and not any(bool(part.any()) for part in coefficients))
     best = Best(model, validation, settings.patience if settings.stops else None, on_epoch)
@@ -206,7 +212,7 @@ def train(
         before = best.nll
         best.begin(trial)
         with _seeded(model, generator):
-            _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best)
+            _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best, group)
         best.end()
         return best.nll < before
 
@@ -306,13 +312,14 @@ def _fit(
     gamma: float | None,
     generator: torch.Generator,
     best: Best,
+    group: Group,
 ) -> None:
     """One trial; where training diverges it goes on from the last good state at a tenth of the rate."""
     objective = settings.method.objective_for(gamma)
 
     def solved(model: ParametricGP) -> list[nn.Parameter]:
         covariance = settings.method.solved_covariance
-        if not solve(model, objective, data, beta=config.beta, covariance=covariance):
+        if not solve(model, objective, data, beta=config.beta, covariance=covariance, group=group):
             return []
         return [*model.family.mean_parameters, *(model.family.S.parameters() if covariance else ())]
 
@@ -325,6 +332,7 @@ def _fit(
                 data,
                 replace(config, learning_rate=rate),
                 generator=generator,
+                group=group,
                 solve=solved if settings.recipe.solves else None,
                 validate=best.validate,
                 on_epoch=best.after,

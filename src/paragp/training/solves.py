@@ -16,6 +16,7 @@ from paragp.gp.features import evaluating
 from paragp.gp.linalg import keep_freed_memory, lower_of_product
 from paragp.gp.model import ParametricGP
 from paragp.gp.objectives import Objective
+from paragp.training.distributed import ALONE, Group
 
 CHUNK = 2000  # rows taken together
 SMALLEST_RESIDUAL = 1e-3  # in standardised units: below, a residual is too small to tell the curvature by
@@ -30,7 +31,15 @@ RIDGES = (
 
 
 @torch.no_grad()
-def solve(model: ParametricGP, objective: Objective, data: Rows, *, beta: float, covariance: bool = False) -> bool:
+def solve(
+    model: ParametricGP,
+    objective: Objective,
+    data: Rows,
+    *,
+    beta: float,
+    covariance: bool = False,
+    group: Group = ALONE,
+) -> bool:
     """Set the mean's coefficients to their optimum, and with `covariance` the dense S' to the ELBO's.
 
     False means that no finite solution was found, or that there is none (a network's mean), and nothing was changed.
@@ -56,6 +65,7 @@ def solve(model: ParametricGP, objective: Objective, data: Rows, *, beta: float,
         A = basis.features(h)
         H += lower_of_product(A, A.T, scale=c).double()
         target += (A @ (c * part.y)).double()
+    group.add([H, target])
     H = H.tril() + H.tril(-1).T + beta * precision
     root = _root(H)
     if root is None:

@@ -12,9 +12,19 @@ CHUNK = 2000  # rows taken through forward and backward together: their M x b ma
 
 
 def backward(
-    model: ParametricGP, objective: Objective, batch: Data, *, num_data: float, beta: float, chunk: int = CHUNK
+    model: ParametricGP,
+    objective: Objective,
+    batch: Data,
+    *,
+    num_data: float,
+    beta: float,
+    rows: int | None = None,
+    chunk: int = CHUNK,
 ) -> float:
     """The estimate of the objective per datum on a batch; the gradient of the loss is added to `.grad`.
+
+    Where the batch is one of several processes' parts of a batch of `rows` rows, it is that part of the estimate: the
+    parts, and their gradients, add up.
 
         h -> K_MM, K_Mb, k_diag -> W, A -> moments; kl -> terms -> estimate -> loss
 
@@ -22,6 +32,9 @@ def backward(
     go forward and backward chunk by chunk, and what they sent to the shared parts goes backward once at the end.
     Size-weighted chunk estimates add up to the batch's, so a chunk changes memory and time but not the result.
     """
+    if not len(batch.y):
+        return 0.0
+    rows = len(batch.y) if rows is None else rows
     keep_freed_memory()
     h = model.embed(batch.x)
     factor = model.factorise()
@@ -30,12 +43,12 @@ def backward(
     factor_leaf = type(factor)(*(part if part is None else _leaf(part) for part in factor))
     total = 0.0
     for start in range(0, len(batch.y), chunk):
-        rows = slice(start, start + chunk)
-        part = batch.take(rows)
-        q = model.family.moments(factor_leaf, model.kernel, h_leaf[rows])
+        taken = slice(start, start + chunk)
+        part = batch.take(taken)
+        q = model.family.moments(factor_leaf, model.kernel, h_leaf[taken])
         terms = objective(q, part.y, model.noise)
         value = estimate(terms, kl_leaf, num_data=num_data, beta=beta, weights=part.weights)
-        loss = -value * (len(part.y) / len(batch.y))  # the only minus sign
+        loss = -value * (len(part.y) / rows)  # the only minus sign
         loss.backward()
         total -= float(loss.detach())
     shared = zip((h, kl, *factor), (h_leaf, kl_leaf, *factor_leaf), strict=True)
