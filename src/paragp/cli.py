@@ -23,6 +23,7 @@ from paragp.data.files import check_columns, read_table, some, writing_table
 from paragp.data.stream import is_many, names_of, rows_of, too_large
 from paragp.estimator import FULL_BATCH
 from paragp.paper import commands, toy
+from paragp.training.checkpoint import StoppedError
 from paragp.training.distributed import joined
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -106,6 +107,8 @@ def fit(
     stream: Annotated[
         bool, typer.Option("--stream", help="Read Parquet again in each epoch, as is done beyond a quarter of memory.")
     ] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="A folder to keep the training in as it goes.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a model that stands in the way.")] = False,
     keep_rows: Annotated[bool, typer.Option("--keep-rows", help="Let exact and fitc store rows.")] = False,
@@ -134,9 +137,12 @@ def fit(
         if stream or is_many(data) or too_large(data):
             if valid is not None:
                 raise ValueError("A stream holds out rows of its own to validate on: leave out --valid.")
-            estimator.fit_stream(data, target, sample_weight=weights, drop=drop or [])
+            estimator.fit_stream(
+                data, target, sample_weight=weights, drop=drop or [], checkpoint=checkpoint, resume=resume
+            )
         else:
-            _fit_table(estimator, data, target, weights, drop or [], valid, keep_rows)
+            kept = {"checkpoint": checkpoint, "resume": resume}
+            _fit_table(estimator, data, target, weights, drop or [], valid, keep_rows, kept)
     if group.rank:
         return
     fitted = estimator.fitted_
@@ -160,6 +166,7 @@ def _fit_table(
     drop: list[str],
     valid: Path | None,
     keep_rows: bool,
+    kept: dict[str, Any],
 ) -> None:
     """Fit to a table in memory."""
     X, y, w = _rows(read_table(data), data, target, weights, drop)
@@ -175,7 +182,7 @@ def _fit_table(
         check_columns(held_out.column_names, X.column_names, valid)
         X_val, y_val, w_val = _rows(held_out, valid, target, weights, [])
         validation = {"X_val": X_val.select(X.column_names), "y_val": y_val, "sample_weight_val": w_val}
-    estimator.fit(X, y, w, **validation)
+    estimator.fit(X, y, w, **validation, **kept)
     estimator.fitted_.target = replace(estimator.fitted_.target, name=target)
 
 
@@ -310,6 +317,9 @@ def _in_a_sentence() -> Iterator[None]:
         except (ValueError, OSError) as error:
             _say(f"Error: {_reason(error)}")
             raise typer.Exit(2) from error
+        except StoppedError as error:
+            _say(str(error))
+            raise typer.Exit(128 + signal.SIGTERM) from error
 
 
 @contextmanager

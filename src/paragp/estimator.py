@@ -1,11 +1,13 @@
 """ParametricGPRegressor: the scikit-learn face of the library."""
 
 import copy
+import hashlib
+import json
 import numbers
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -34,6 +36,7 @@ from paragp.data.stream import Source, Stream, plan, survey
 from paragp.data.tables import (
     Array,
     Column,
+    Target,
     as_frame,
     column_names,
     distinct_rows,
@@ -42,6 +45,7 @@ from paragp.data.tables import (
     fit_target,
     n_rows,
     take_rows,
+    to_records,
 )
 from paragp.fitted import Fitted
 from paragp.gp.exact import fit_exact, fit_fitc
@@ -50,6 +54,7 @@ from paragp.gp.kernels import KERNELS
 from paragp.gp.methods import METHODS
 from paragp.metrics import evaluate
 from paragp.predictive import PredictiveDistribution
+from paragp.training.checkpoint import Checkpoint
 from paragp.training.distributed import current
 from paragp.training.inducing import KMEANS_ROWS, kmeans
 from paragp.training.loop import Epoch
@@ -209,16 +214,23 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         X_val: Any = None,
         y_val: Any = None,
         sample_weight_val: ArrayLike | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        resume: bool = False,
     ) -> Self:
         """Fit to a table X (n, d) and a target y (n,). A sample weight of w means w copies of the row.
 
         `X_val, y_val` are rows to validate on; without them `validation_fraction` of the rows is held out. "exact" and
         "fitc" choose nothing by them: there they are only scored.
+
+        `checkpoint` is a folder where the training is kept as it goes: after each epoch, every five minutes, and on
+        SIGTERM, which then ends it with `StoppedError`. With `resume=True` a training that was stopped, or killed, goes
+        on from there to the model it would have come to, to the bit.
         """
         start = time.perf_counter()
         self._check_parameters()
         if (X_val is None) != (y_val is None):
             raise ValueError("Pass both X_val and y_val, or neither.")
+        self._check_checkpoint(checkpoint, resume)
         if X_val is None and sample_weight_val is not None:
             raise ValueError("sample_weight_val weighs the rows of X_val. Pass X_val and y_val, too.")
         device, name = find_device(self.device), target_name(y)
@@ -259,24 +271,33 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             model, found = self._fit_full_batch(data, generator)
         else:
             before = copy.deepcopy(self.fitted_.model).to(**place) if again else None
-            model, found = self._fit_batches(data, validation, generator, before)
+            checkpoints = self._checkpoint(checkpoint, resume, data, columns, target)
+            model, found = self._fit_batches(data, validation, generator, before, checkpoints)
             if again:  # the points are where they were
                 found["points_near_rows"] = self.fitted_.summary.get("points_near_rows", True)
         self._conclude(Fitted(self.method, model, columns, target, summary | found), validation, start)
         return self
 
     def fit_stream(
-        self, source: str | os.PathLike[str], target: str, *, sample_weight: str | None = None, drop: Sequence[str] = ()
+        self,
+        source: str | os.PathLike[str],
+        target: str,
+        *,
+        sample_weight: str | None = None,
+        drop: Sequence[str] = (),
+        checkpoint: str | os.PathLike[str] | None = None,
+        resume: bool = False,
     ) -> Self:
         """Fit to Parquet files that need not fit into memory: a file, a folder (key=value/ folders are columns) or a
         glob. `target`, `sample_weight` and `drop` are names of columns; all others are inputs.
 
         All rows are read once for their statistics, and again in each epoch. Memory is bounded whatever their number:
         up to 20,000 rows are held out for validation, and batches are drawn from a buffer that row groups fill in
-        random order.
+        random order. `checkpoint` and `resume` are as in `fit`.
         """
         start = time.perf_counter()
         self._check_parameters()
+        self._check_checkpoint(checkpoint, resume)
         if self.method in FULL_BATCH:
             raise ValueError(f"method={self.method!r} needs all rows at once. Choose a method of paragp.METHODS.")
         if self.warm_start:
@@ -295,7 +316,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self._check_modules(stream.sample.x)
         self.n_features_in_, self.feature_names_in_ = len(wanted.names), np.asarray(wanted.names, dtype=object)
         warn_of_constants(stream.sample.x.double().numpy(force=True), stream.sample.y.double().numpy(force=True))
-        model, about = self._fit_batches(stream, stream.validation, generator, None)
+        kept = self._checkpoint(checkpoint, resume, stream, found.columns, found.target)
+        model, about = self._fit_batches(stream, stream.validation, generator, None, kept)
         summary = {
             "rows": stream.size, "validation_rows": len(found.held_out), "inputs": len(wanted.names),
             "encoded_inputs": stream.sample.x.shape[1], "dtype": str(dtype).removeprefix("torch."),
@@ -344,8 +366,38 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     def _of_the_same_form(self) -> bool:
         return all(plain(self._form[name]) == plain(getattr(self, name)) for name in FORM)
 
+    def _check_checkpoint(self, folder: Any, resume: bool) -> None:
+        if folder is None and resume:
+            raise ValueError("resume=True goes on from a checkpoint: pass its folder.")
+        if folder is not None and self.method in FULL_BATCH:
+            raise ValueError(f"method={self.method!r} has no checkpoints. Choose a method of paragp.METHODS.")
+        if folder is not None and not isinstance(self.random_state, numbers.Integral):
+            raise ValueError(
+                "A training that goes on from a checkpoint must draw the same random numbers: set random_state to a "
+                f"whole number, it is {self.random_state!r}."
+            )
+
+    def _checkpoint(
+        self, folder: Any, resume: bool, data: Rows, columns: Sequence[Column], target: Target
+    ) -> Checkpoint | None:
+        """Checkpoints of this training: of these parameters, on rows with these statistics."""
+        if folder is None:
+            return None
+        parameters = {name: _described(value) for name, value in self.get_params(deep=False).items()}
+        statistics = json.dumps([to_records(columns), asdict(target)], sort_keys=True)
+        identity = {name: value for name, value in parameters.items() if name not in ("verbose", "warm_start")} | {
+            "rows": data.size, "weight": data.total,
+            "statistics of the columns": hashlib.sha256(statistics.encode()).hexdigest()[:16],
+        }  # fmt: skip
+        return Checkpoint(folder, identity, resume=resume, group=current())
+
     def _fit_batches(
-        self, data: Rows, validation: Data | None, generator: torch.Generator, start: Any
+        self,
+        data: Rows,
+        validation: Data | None,
+        generator: torch.Generator,
+        start: Any,
+        checkpoint: Checkpoint | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         settings = Settings(
             METHODS[self.method],
@@ -367,8 +419,12 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         if isinstance(data, Data) and group.count > 1:
             data = Share(data, group.rank, group.count)
         most = total_epochs(settings, data.size, validation is not None)
-        with _progress(most, "epoch", self.verbose) as show:
-            trained = train(settings, data, validation, generator=generator, start=start, on_epoch=show, group=group)
+        minding = nullcontext() if checkpoint is None else checkpoint.minding_signals()
+        with _progress(most, "epoch", self.verbose) as show, minding:
+            trained = train(
+                settings, data, validation, generator=generator, start=start, on_epoch=show, group=group,
+                checkpoint=checkpoint,
+            )  # fmt: skip
         self.history_ = [_flat(record) for record in trained.history]
         self.n_iter_ = len(self.history_)
         self.beta_, self.gamma_ = trained.beta, trained.gamma

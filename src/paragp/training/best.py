@@ -4,8 +4,8 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from paragp.gp.model import ParametricGP
 from paragp.metrics import crps, nll, rmse
 from paragp.predictive import Array
 from paragp.training.loop import Epoch
+
+KEPT = ("nll", "crps", "before", "epoch", "searching", "since", "ran_out")  # of Best, in a checkpoint
 
 
 class Trial(NamedTuple):
@@ -41,12 +43,30 @@ class Best:
         self.history: list[Epoch] = []
         self.first = self.state = copy.deepcopy(model.state_dict())
         self.nll, self.crps, self.epoch = math.inf, math.inf, 0
+        self.before = math.inf  # the best NLL before the current trial
         self.searching = False  # beyond the first value, which sharper spikes would win by a mean that gives up
         self.trial = self.current = Trial(1.0, None)
         self.since, self.ran_out, self.clock = 0, False, time.perf_counter()
 
+    def standing(self) -> dict[str, Any]:
+        """All that it knows, for a checkpoint."""
+        plain = {
+            name: getattr(self, name) for name in ("nll", "crps", "before", "epoch", "searching", "since", "ran_out")
+        }
+        return plain | {
+            "history": [asdict(record) for record in self.history], "first": self.first, "state": self.state,
+            "trial": tuple(self.trial), "current": tuple(self.current),
+        }  # fmt: skip
+
+    def load(self, standing: dict[str, Any]) -> None:
+        """What `standing` gave."""
+        for name in (*KEPT, "first", "state"):
+            setattr(self, name, standing[name])
+        self.history = [Epoch(**record) for record in standing["history"]]
+        self.trial, self.current = Trial(*standing["trial"]), Trial(*standing["current"])
+
     def begin(self, trial: Trial) -> None:
-        self.current, self.since = trial, 0
+        self.current, self.since, self.before = trial, 0, self.nll
         if not self.history:
             self.trial = trial
             if self.patience is not None:  # the start is a candidate, too
@@ -71,14 +91,15 @@ class Best:
         self.ran_out = self.patience is not None and self.validation is not None and self.since >= self.patience
         return stop or self.ran_out
 
-    def end(self) -> None:
-        """After a trial: go back to the best state."""
+    def end(self) -> bool:
+        """After a trial: go back to the best state; whether the trial made it better."""
         if self.validation is None:
             self.epoch = len(self.history)
-            return
+            return False
         if self.patience is None:
             self._consider(self.history[-1].validation)
         self.restore()
+        return self.nll < self.before
 
     def restore(self) -> None:
         self.model.load_state_dict(self.state)

@@ -7,8 +7,8 @@ config. Randomness comes from the generator passed in; nothing global is read or
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -73,6 +73,9 @@ class Epoch:
     validation: dict[str, float] = field(default_factory=dict)
 
 
+Position = dict[str, Any]  # where a training stands, in what `torch.load(weights_only=True)` reads
+
+
 class TrainingDivergedError(ArithmeticError):
     """Training met a NaN, an infinity or a matrix without factor. The model holds the last good state."""
 
@@ -94,6 +97,8 @@ def fit(
     solve: Callable[[ParametricGP], list[nn.Parameter]] | None = None,
     validate: Callable[[ParametricGP], dict[str, float]] | None = None,
     on_epoch: Callable[[Epoch], object] | None = None,
+    on_step: Callable[["Standing"], object] | None = None,
+    position: Position | None = None,
 ) -> list[Epoch]:
     """Maximise the objective over all of the model's parameters, in place, and return the history.
 
@@ -102,6 +107,8 @@ def fit(
     `validate(model)` is called after each epoch and its metrics go into the history; `on_epoch(record)` may show
     progress, and ends the training by returning True. Where a `group` of processes trains together, `data` gives each
     its part of every batch.
+    `on_step(standing)` is called before the first step of an epoch and after each. A training that begins with the
+    model and the `position()` of another's standing goes on as that one did, to the bit.
 
     >>> from paragp.gp.methods import METHODS
     >>> x = torch.linspace(-1, 1, 50)[:, None]
@@ -121,35 +128,98 @@ def fit(
 
     model.train()
     with _Guard(model, history) as guard:
-        solved = [] if solve is None else solve(model)
-        optimizer = torch.optim.Adam(_groups(model, solved, config), betas=(0.9, config.memory), fused=True)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.schedule(step / total_steps))
-        for epoch in range(1, config.epochs + 1):
-            total, rate = 0.0, float(schedule.get_last_lr()[0])
-            for batch, rows in zip(data.batches(config.batch_size, generator), sizes, strict=True):  # D_mb, at random
+        solved = _by_name(model, position["solved"]) if position else [] if solve is None else solve(model)
+        at = Standing(model, solved, config, total_steps, generator, history)
+        if position is not None:
+            at.restore(position)
+        while len(history) < config.epochs:
+            if on_step is not None and not at.step:
+                on_step(at)
+            batches = zip(data.batches(config.batch_size, generator), sizes, strict=True)
+            for batch, rows in islice(batches, at.step, None):  # a random mini-batch D_mb
                 if batch.weights is not None:  # mean one, as `estimate` expects
                     batch = batch._replace(weights=batch.weights * (data.size / num_data))
-                optimizer.zero_grad()
+                at.optimizer.zero_grad()
                 value = backward(model, objective, batch, num_data=num_data, beta=config.beta, rows=rows)  # L^(D_mb)
                 value = _added(model, value, group)
                 guard.check(value)
-                optimizer.step()  # m, S, Z, theta_ker <- optim(L^(D_mb))
-                schedule.step()
-                total += value * rows
+                at.optimizer.step()  # m, S, Z, theta_ker <- optim(L^(D_mb))
+                at.schedule.step()
+                at.count(value * rows)
+                if on_step is not None:
+                    on_step(at)
             for parameter in [] if solve is None else solve(model):
-                optimizer.state.pop(parameter, None)
+                at.optimizer.state.pop(parameter, None)
             record = Epoch(
-                epoch=epoch,
-                objective=total / data.size,
-                learning_rate=rate,
+                epoch=len(history) + 1,
+                objective=at.total / data.size,
+                learning_rate=at.rate,
                 seconds=time.perf_counter() - start,
                 validation={} if validate is None else validate(model),
             )
             history.append(record)
+            at.begin_epoch()
             if on_epoch is not None and on_epoch(record) is True:
                 break
         guard.check_state()
     return history
+
+
+class Standing:
+    """Where a training stands beside its model: all that the steps to come depend on."""
+
+    def __init__(
+        self,
+        model: ParametricGP,
+        solved: list[nn.Parameter],
+        config: Config,
+        total_steps: int,
+        generator: torch.Generator,
+        history: list[Epoch],
+    ) -> None:
+        self.optimizer = torch.optim.Adam(_groups(model, solved, config), betas=(0.9, config.memory), fused=True)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: config.schedule(step / total_steps)
+        )
+        self.solved, self.generator, self.history = _names(model, solved), generator, history
+        self.draws = bool(model.networks)  # modules may draw from torch's own generator
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        self.step, self.total, self.rate = 0, 0.0, float(self.schedule.get_last_lr()[0])
+        self.drawn_from = self.generator.get_state()  # what the epoch's order of rows is drawn from
+
+    def count(self, value: float) -> None:
+        self.step, self.total = self.step + 1, self.total + value
+
+    def position(self) -> Position:
+        """Where it stands between two steps."""
+        return {
+            "step": self.step, "total": self.total, "rate": self.rate, "solved": self.solved,
+            "optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict(),
+            "generator": self.drawn_from, "random": torch.random.get_rng_state() if self.draws else None,
+            "history": [asdict(record) for record in self.history],
+        }  # fmt: skip
+
+    def restore(self, position: Position) -> None:
+        """Stand where another training stood."""
+        self.optimizer.load_state_dict(position["optimizer"])
+        self.schedule.load_state_dict(position["schedule"])
+        self.generator.set_state(position["generator"])
+        if self.draws:
+            torch.random.set_rng_state(position["random"])
+        self.history[:] = [Epoch(**record) for record in position["history"]]
+        self.begin_epoch()
+        self.step, self.total, self.rate = position["step"], position["total"], position["rate"]
+
+
+def _names(model: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
+    known = {id(parameter) for parameter in parameters}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in known]
+
+
+def _by_name(model: nn.Module, names: list[str]) -> list[nn.Parameter]:
+    return [parameter for name, parameter in model.named_parameters() if name in names]
 
 
 def _added(model: nn.Module, value: float, group: Group) -> float:

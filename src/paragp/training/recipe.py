@@ -17,7 +17,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
@@ -30,9 +31,10 @@ from paragp.gp.methods import Method
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
 from paragp.gp.objectives import ppgpr
 from paragp.training.best import Best, Trial
+from paragp.training.checkpoint import Checkpoint
 from paragp.training.distributed import ALONE, Group
 from paragp.training.inducing import starting_points
-from paragp.training.loop import DECAY, Config, Epoch, TrainingDivergedError, cosine, fit, steps
+from paragp.training.loop import DECAY, Config, Epoch, Position, Standing, TrainingDivergedError, cosine, fit, steps
 from paragp.training.solves import solve
 from paragp.training.start import fit_kernel, stretch
 
@@ -193,10 +195,12 @@ def train(
     start: ParametricGP | None = None,
     on_epoch: Callable[[Epoch], object] | None = None,
     group: Group = ALONE,
+    checkpoint: Checkpoint | None = None,
 ) -> Trained:
     """Train on standardised rows; `start` is a model to go on from instead of new starting points.
 
-    In a `group` of processes all come to the same model, each from its part of `data`, with the same `validation`.
+    In a `group` of processes all come to the same model, each from its part of `data`, with the same `validation`. With
+    a `checkpoint` the training goes on from where it stood, and what was found before is taken as it was.
     """
     full = settings.config(data.size)
     short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
@@ -207,34 +211,80 @@ def train(
     best = Best(model, validation, settings.patience if settings.stops else None, on_epoch)
     (first,), *rows = trials(settings, round(data.total), validation is not None)
 
+    log = _Log(model, best, checkpoint)
+
     def attempt(trial: Trial, config: Config) -> bool:
         """Train with this trial's values from the best state so far; whether that made it better."""
-        before = best.nll
         best.begin(trial)
         with _seeded(model, generator):
-            _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best, group)
-        best.end()
-        return best.nll < before
+            _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best, group, log)
+        return best.end()
 
-    attempt(first, full)
-    left = min(full.epochs - len(best.history), _share(COOL_SHARE, full.epochs))
-    if best.ran_out and left > 0:
-        attempt(first, replace(full, epochs=left, learning_rate=full.learning_rate * COOL_RATE))
+    def attempt_of_search(trial: Trial) -> bool:
+        try:
+            return attempt(trial, short)
+        except HopelessError as error:
+            warnings.warn(f"beta = {trial.beta:g} was left out of the search. {error}", RuntimeWarning, stacklevel=2)
+            best.restore()
+            return False
+
+    def epochs_to_cool() -> int:
+        left = min(full.epochs - len(best.history), _share(COOL_SHARE, full.epochs))
+        return left if best.ran_out else 0
+
+    log.recall(lambda: attempt(first, full))
+    cooling = log.recall(epochs_to_cool)
+    if cooling > 0:
+        log.recall(lambda: attempt(first, replace(full, epochs=cooling, learning_rate=full.learning_rate * COOL_RATE)))
     best.searching = True
     for row in rows:
         for trial in row:
-            try:
-                if not attempt(trial, short):
-                    break
-            except HopelessError as error:
-                warnings.warn(
-                    f"beta = {trial.beta:g} was left out of the search. {error}", RuntimeWarning, stacklevel=2
-                )
-                best.restore()
+            if not log.recall(partial(attempt_of_search, trial)):
                 break
+    log.end()
     if fresh:
         best.settle()
     return Trained(model, best.history, best.epoch, *best.trial)
+
+
+class _Log:
+    """What the phases of a training have found, so that one that goes on from a checkpoint passes over them."""
+
+    def __init__(self, model: ParametricGP, best: Best, checkpoint: Checkpoint | None) -> None:
+        self.model, self.best, self.checkpoint = model, best, checkpoint
+        self.found: list[Any] = []
+        self.saved = None if checkpoint is None else checkpoint.state
+        self.left: list[Any] = [] if self.saved is None else list(self.saved["found"])
+        if self.saved is not None:
+            model.load_state_dict(self.saved["model"])
+            best.load(self.saved["best"])
+
+    def recall(self, find: Callable[[], Any]) -> Any:
+        """What a phase found, before or now."""
+        self.found.append(self.left.pop(0) if self.left else find())
+        return self.found[-1]
+
+    def end(self) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.write(self._standing() | {"position": None}, done=True)
+
+    def resumed(self) -> tuple[int, Position | None]:
+        """Where within a phase the checkpoint stands: the retry, and the loop's position."""
+        saved, self.saved = self.saved, None
+        if saved is None or saved["position"] is None:
+            return 0, None
+        self.model.load_state_dict(saved["model"])
+        self.best.load(saved["best"])
+        return saved["retry"], saved["position"]
+
+    def offer(self, retry: int, at: Standing) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.offer(
+                lambda: self._standing() | {"retry": retry, "position": at.position()}, epoch=not at.step
+            )
+
+    def _standing(self) -> dict[str, Any]:
+        return {"found": self.found, "model": self.model.state_dict(), "best": self.best.standing()}
 
 
 def _share(share: float, epochs: int) -> int:
@@ -313,6 +363,7 @@ def _fit(
     generator: torch.Generator,
     best: Best,
     group: Group,
+    log: _Log,
 ) -> None:
     """One trial; where training diverges it goes on from the last good state at a tenth of the rate."""
     objective = settings.method.objective_for(gamma)
@@ -323,7 +374,8 @@ def _fit(
             return []
         return [*model.family.mean_parameters, *(model.family.S.parameters() if covariance else ())]
 
-    for attempt in range(RETRIES + 1):
+    retry, position = log.resumed()
+    for attempt in range(retry, RETRIES + 1):
         try:
             rate = config.learning_rate * DECAY**attempt
             fit(
@@ -336,9 +388,12 @@ def _fit(
                 solve=solved if settings.recipe.solves else None,
                 validate=best.validate,
                 on_epoch=best.after,
+                on_step=partial(log.offer, attempt),
+                position=position,
             )
             return
         except TrainingDivergedError as error:
+            position = None
             if attempt == RETRIES:
                 raise HopelessError(f"Training diverged at every learning rate down to {rate:.0e}. {error}") from error
             warnings.warn(
