@@ -182,7 +182,7 @@ def processes(options: argparse.Namespace) -> dict:
     whole = options.B / one
     bound = whole / (repeated + (whole - repeated) / 2)
     print(
-        f"speed-up {two / one:.2f}; a step takes {whole:.2f} s, of which {repeated:.2f} s are repeated: at most {bound:.2f}"
+        f"speed-up {two / one:.2f} of {bound:.2f}: a step takes {whole:.2f} s, of which {repeated:.2f} s are repeated"
     )
     return {"runs": found, "speed_up": two / one, "step_seconds": whole, "repeated_seconds": repeated, "bound": bound}
 
