@@ -4,10 +4,15 @@ import ast
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from paragp import ParametricGPRegressor
 from paragp.cli import app
 from paragp.gp.methods import METHODS
 
@@ -105,3 +110,26 @@ def test_the_example_of_a_calibrated_network_runs_and_helps(capsys):
     assert seen["after"]["nll"] < seen["before"]["nll"]
     assert seen["after"]["crps"] < seen["before"]["crps"]
     assert abs(seen["after"]["coverage_90"] - 0.9) < abs(seen["before"]["coverage_90"] - 0.9)
+
+
+def test_the_recipe_for_ray_scores_as_the_model_does(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"a": rng.uniform(-1, 1, 200), "b": rng.uniform(-1, 1, 200)})
+    model = ParametricGPRegressor(n_inducing=10, max_epochs=2, random_state=0).fit(rows, np.sin(3 * rows["a"]))
+    model.save(tmp_path / "model")
+    (tmp_path / "trips").mkdir()
+    rows.to_parquet(tmp_path / "trips" / "part.parquet")
+    text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    code = re.search(r"<!-- test: ray -->\n```python\n(.*?)```", text, re.S)[1]
+    monkeypatch.chdir(tmp_path)
+    for place in ("trips", "scored", "model"):  # Ray wants whole paths
+        code = code.replace(f'"{place}"', repr(str(tmp_path / place)))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    scored = pd.read_parquet(tmp_path / "scored").sort_values(["a", "b"])
+    expected = rows.sort_values(["a", "b"])
+    mean, std = model.predict(expected, return_std=True)
+    np.testing.assert_allclose(scored["y_mean"], mean, rtol=1e-9)
+    np.testing.assert_allclose(scored["y_std"], std, rtol=1e-9)
+    assert ray.__version__
