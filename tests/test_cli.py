@@ -533,7 +533,7 @@ def test_scores_as_text_hold_every_metric(files):
         (["--target", "none"], "The target is missing in 3 of 3 rows"),
         (["--weights", "gap"], "The weights must be known and not negative"),
         (["--weights", "below"], "The weights must be known and not negative"),
-        (["--weights", "zero"], "The weights must be known and not negative, and one must be above zero"),
+        (["--weights", "zero"], "The weights 'zero' are all zero"),
     ],
 )
 def test_truth_and_weights_that_cannot_be_used(words, part, files, tmp_path):

@@ -81,3 +81,15 @@ def test_directions_are_right():
         if metric.better == "lower":
             assert metric(DIST, Y) < metric(shifted, Y)
     assert set(metrics.evaluate(DIST, Y)) == set(metrics.METRICS)
+
+
+def test_scores_of_parts_are_those_of_all_rows():
+    rng = np.random.default_rng(0)
+    mean, var, y, weights = rng.standard_normal(50), rng.random(50), rng.standard_normal(50), rng.random(50)
+    weights[20:30] = 0.0  # a part that does not count
+    scores = metrics.Scores()
+    for rows in (slice(0, 20), slice(20, 30), slice(30, 50)):
+        scores.add(PredictiveDistribution(mean[rows], var[rows], np.array(0.1)), y[rows], weights[rows])
+    whole = metrics.evaluate(PredictiveDistribution(mean, var, np.array(0.1)), y, weights)
+    assert scores.total() == pytest.approx(whole, rel=1e-12)
+    assert scores.rows == 50

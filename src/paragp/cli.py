@@ -16,12 +16,13 @@ import pyarrow as pa
 import typer
 from typer.core import TyperGroup
 
-from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistribution, __version__, evaluate
+from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistribution, __version__
 from paragp.artefact import check_destination, load, plain, read_config
 from paragp.atomic import check_place, writing
 from paragp.data.files import check_columns, read_table, some, writing_table
 from paragp.data.stream import is_many, names_of, rows_of, too_large
 from paragp.estimator import FULL_BATCH
+from paragp.metrics import Scores
 from paragp.paper import commands, toy
 from paragp.training.checkpoint import StoppedError
 from paragp.training.distributed import joined
@@ -234,21 +235,20 @@ def evaluate_command(
     inputs = [column.name for column in fitted.columns]
     truth = target or fitted.target.name
     also = [truth, weights] if weights else [truth]
-    parts = []
+    ours, baseline, variance = Scores(), Scores(), np.array(fitted.target.deviation**2)
     for batch in rows_of(data, fitted.columns, also):
-        dist = fitted.predict(batch.select(inputs))
-        numbers = [_numbers(batch, name, data) for name in also]
-        parts.append([dist.mean, dist.function_var, dist.noise_var, *numbers])
-    mean, function_var, noise_var, y, *w = (np.concatenate(part) for part in zip(*parts, strict=True))
-    _check_truth(y, *w)
-    same, variance = np.full(len(y), fitted.target.mean), np.array(fitted.target.deviation**2)
-    scores = evaluate(PredictiveDistribution(mean, function_var, noise_var), y, *w)
-    baseline = evaluate(PredictiveDistribution(same, np.zeros(len(y)), variance), y, *w)
+        y, *w = (_numbers(batch, name, data) for name in also)
+        _check_truth(y, *w)
+        ours.add(fitted.predict(batch.select(inputs)), y, *w)
+        same = np.full(len(y), fitted.target.mean)
+        baseline.add(PredictiveDistribution(same, np.zeros(len(y)), variance), y, *w)
+    if not ours.weight:
+        raise ValueError(f"The weights {weights!r} are all zero. At least one row must count.")
     _mention(_extra(data, inputs, *also))
     if as_json:
-        _echo_json({"rows": len(y), "scores": scores, "constant_normal": baseline})
+        _echo_json({"rows": ours.rows, "scores": ours.total(), "constant_normal": baseline.total()})
         return
-    typer.echo(f"{len(y)} rows, {truth} in its own units:\n\n{_table(scores, baseline)}")
+    typer.echo(f"{ours.rows} rows, {truth} in its own units:\n\n{_table(ours.total(), baseline.total())}")
 
 
 @app.command()
@@ -382,8 +382,8 @@ def _check_truth(y: np.ndarray, weights: np.ndarray | None = None) -> None:
     """Refuse a target and weights that no score can be made of."""
     if not np.isfinite(y).all():
         raise ValueError(f"The target is missing in {int((~np.isfinite(y)).sum())} of {len(y)} rows. Leave those out.")
-    if weights is not None and not (np.isfinite(weights).all() and weights.min() >= 0 and weights.any()):
-        raise ValueError("The weights must be known and not negative, and one must be above zero.")
+    if weights is not None and not (np.isfinite(weights).all() and weights.min() >= 0):
+        raise ValueError("The weights must be known and not negative.")
 
 
 def _extra(path: Path, inputs: list[str], *others: str) -> list[str]:

@@ -101,5 +101,35 @@ def evaluate(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | No
     return {name: metric(dist, y, weights) for name, metric in METRICS.items()}
 
 
+class Scores:
+    """All of `METRICS` over rows that come in parts; nothing of a part is kept but its scores.
+
+    >>> scores = Scores()
+    >>> for y in ([0.0, 1.0], [2.0]):
+    ...     scores.add(PredictiveDistribution(np.zeros(len(y)), np.ones(len(y)), np.array(0.0)), np.array(y))
+    >>> round(scores.total()["rmse"] ** 2, 3), scores.rows
+    (1.667, 3)
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.weight = 0, 0.0
+        self.sums = dict.fromkeys(METRICS, 0.0)
+
+    def add(self, dist: PredictiveDistribution, y: Array, weights: Array | None = None) -> None:
+        """Take in some rows."""
+        weight = float(len(y)) if weights is None else float(weights.sum())
+        self.rows += len(y)
+        if not weight:
+            return
+        self.weight += weight
+        for name, score in evaluate(dist, y, weights).items():
+            self.sums[name] += weight * (score**2 if name == "rmse" else score)
+
+    def total(self) -> dict[str, float]:
+        """The scores of all rows so far."""
+        means = {name: value / self.weight for name, value in self.sums.items()}
+        return means | {"rmse": float(np.sqrt(means["rmse"]))}
+
+
 def _mean(values: Array, weights: ArrayLike | None) -> float:
     return float(np.average(values, weights=None if weights is None else np.asarray(weights)))
