@@ -12,7 +12,7 @@ ROOT = Path(paragp.__file__).parent
 LAYERS = [
     {"atomic"},
     {"predictive", "data"},
-    {"metrics"},
+    {"metrics", "conformal"},
     {"gp"},
     {"training"},
     {"fitted", "checks"},

@@ -28,6 +28,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from paragp.atomic import check_place, writing_folder
+from paragp.conformal import Calibration
 from paragp.data.tables import Target, encode, from_records, matrix_names, to_records
 from paragp.fitted import Fitted
 from paragp.gp.covariances import Dense
@@ -40,6 +41,7 @@ from paragp.gp.model import ParametricGP
 
 FORMAT, VERSION = "paragp model", 1
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
+SCORES = "calibration."  # how the names of a calibration's tensors begin
 CONFIG_LIMIT = 100 * 2**20  # bytes: more is not a config
 
 
@@ -73,6 +75,7 @@ def save(
         )
     check_destination(path, overwrite=overwrite)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    tensors |= _scores(fitted.calibration)
     config = {
         "format": FORMAT,
         "version": VERSION,
@@ -86,6 +89,7 @@ def save(
         "columns": to_records(fitted.columns),
         "target": asdict(fitted.target),
         "feature_names": feature_names,
+        "calibration": _calibrated(fitted.calibration),
         "summary": plain(fitted.summary),
         "tensors": _announced(tensors),
     }
@@ -240,6 +244,8 @@ def _assemble(
     if not isinstance(config["library"], str) or not config["library"].isprintable():
         raise ValueError("the config does not name the library that wrote it")
     _check_summary(summary)
+    calibration = _calibration(config["calibration"], tensors, names)
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(SCORES)}
     model = _model(config, tensors, d, features, mean)
     found, expected = _announced(tensors), _announced(model.state_dict())
     for name in sorted(found | expected):
@@ -254,7 +260,33 @@ def _assemble(
     p = model.X.shape[1] if isinstance(model, ExactGP) else model.family.Z.shape[1]
     if not bool(_kernel_values(model.kernel, p).isfinite().all()):
         raise ValueError("the kernel gives NaN or infinite values")
-    return Fitted(config["method"], model, columns, target, summary)
+    return Fitted(config["method"], model, columns, target, summary, calibration)
+
+
+def _scores(calibration: Calibration | None) -> dict[str, Tensor]:
+    """A calibration's scores: of all rows, and of each group in the order of their names."""
+    if calibration is None:
+        return {}
+    parts = [calibration.scores, *calibration.groups.values()]
+    return {f"{SCORES}{i}": torch.from_numpy(part.copy()) for i, part in enumerate(parts)}
+
+
+def _calibrated(calibration: Calibration | None) -> dict[str, Any] | None:
+    return None if calibration is None else {"by": calibration.by, "groups": list(calibration.groups)}
+
+
+def _calibration(record: Any, tensors: dict[str, Tensor], names: list[str]) -> Calibration | None:
+    if record is None:
+        return None
+    by, groups = record["by"], record["groups"]
+    if by not in (None, *names) or len(set(groups)) < len(groups) or not all(isinstance(key, str) for key in groups):
+        raise ValueError("the calibration's groups are not of a column")
+    parts = [tensors[f"{SCORES}{i}"].numpy() for i in range(1 + len(groups))]
+    for part in parts:
+        rising = part.ndim == 1 and len(part) > 0 and part.dtype == np.float64 and bool((np.diff(part) >= 0).all())
+        if not rising or not np.isfinite(part).all() or part[0] < 0:
+            raise ValueError("the calibration's scores are not rising numbers from 0")
+    return Calibration(parts[0], by, dict(zip(groups, parts[1:], strict=True)))
 
 
 def _mean_of(model: ParametricGP | ExactGP) -> nn.Module | None:
@@ -485,6 +517,12 @@ def card(fitted: Fitted) -> str:
     if scores:
         lines += ["", "## On the validation rows, in the target's units", "", "| metric | value |", "|---|---:|"]
         lines += [f"| {name} | {value:.4g} |" for name, value in scores.items() if value is not None]
+    if fitted.calibration is not None:
+        by = f", within each {_cell(fitted.calibration.by)}" if fitted.calibration.by else ""
+        lines += [
+            "", f"The coverage of its intervals is guaranteed by {len(fitted.calibration.scores)} calibration rows{by} "
+            "(split conformal prediction), as long as new rows are like them.",
+        ]  # fmt: skip
     lines += [
         "", "## Use", "", "```python", "from paragp import ParametricGPRegressor", "",
         f'model = ParametricGPRegressor.load("path/to/this/folder"{_asked(fitted)})',

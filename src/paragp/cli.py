@@ -103,6 +103,9 @@ def fit(
     recipe: Annotated[str, typer.Option(help="auto, or adam: the paper's 400 epochs.")] = "auto",
     beta: Annotated[float | None, typer.Option(help="Weight of the regulariser; searched if left out.", min=0)] = None,
     weights: Annotated[str | None, typer.Option(help="A column with the weight of each row.")] = None,
+    calibrate: Annotated[
+        float | None, typer.Option(help="Share of the rows kept aside to guarantee the coverage of intervals, .1 say.")
+    ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
     valid: Annotated[Path | None, typer.Option(help="Rows to validate on; a tenth is held out if left out.")] = None,
     stream: Annotated[
@@ -136,6 +139,8 @@ def fit(
     with joined() as group:  # the processes that torchrun started, if it did: the first one reports and writes
         estimator.set_params(verbose=int(sys.stderr.isatty() and not group.rank))
         if stream or is_many(data) or too_large(data):
+            if calibrate is not None:
+                raise ValueError("A stream has no --calibrate: keep rows aside, and call calibrate in Python.")
             if valid is not None:
                 raise ValueError("A stream holds out rows of its own to validate on: leave out --valid.")
             estimator.fit_stream(
@@ -143,7 +148,7 @@ def fit(
             )
         else:
             kept = {"checkpoint": checkpoint, "resume": resume}
-            _fit_table(estimator, data, target, weights, drop or [], valid, keep_rows, kept)
+            _fit_table(estimator, data, target, weights, drop or [], valid, keep_rows, calibrate, kept)
     if group.rank:
         return
     fitted = estimator.fitted_
@@ -167,10 +172,21 @@ def _fit_table(
     drop: list[str],
     valid: Path | None,
     keep_rows: bool,
+    calibrate: float | None,
     kept: dict[str, Any],
 ) -> None:
     """Fit to a table in memory."""
     X, y, w = _rows(read_table(data), data, target, weights, drop)
+    aside: np.ndarray = np.empty(0, dtype=np.int64)
+    if calibrate is not None:
+        if not 0 < calibrate < 1:
+            raise ValueError(f"--calibrate must lie between 0 and 1 (.1 for a tenth of the rows), got {calibrate}.")
+        order = np.random.default_rng(estimator.random_state).permutation(len(y))
+        aside, rest = np.sort(order[: round(calibrate * len(y))]), np.sort(order[round(calibrate * len(y)) :])
+        if not len(aside) or not len(rest):
+            raise ValueError(f"--calibrate {calibrate:g} of {len(y)} rows leaves none on one side.")
+        X_aside, y_aside = X.take(aside), y[aside]
+        X, y, w = X.take(rest), y[rest], None if w is None else w[rest]
     if estimator.method == "fitc" and len(y) <= 2 * estimator.n_inducing and not keep_rows:
         raise ValueError(
             "FITC's inducing points start at the training rows here: --keep-rows lets the model store them, or choose "
@@ -184,6 +200,8 @@ def _fit_table(
         X_val, y_val, w_val = _rows(held_out, valid, target, weights, [])
         validation = {"X_val": X_val.select(X.column_names), "y_val": y_val, "sample_weight_val": w_val}
     estimator.fit(X, y, w, **validation, **kept)
+    if len(aside):
+        estimator.calibrate(X_aside, y_aside)
     estimator.fitted_.target = replace(estimator.fitted_.target, name=target)
 
 
@@ -213,7 +231,9 @@ def predict(
     count = 0
     with writing_table(out) as write:
         for batch in rows_of(data, fitted.columns):
-            write(_predictions(fitted.predict(batch), interval, levels))
+            dist = fitted.predict(batch)
+            bounds = None if interval is None else fitted.interval(batch, interval, dist=dist)
+            write(_predictions(dist, bounds, levels))
             count += batch.num_rows
     _mention(extra)
     typer.echo(f"Wrote {count} predictions to {out}.")
@@ -271,6 +291,9 @@ def info(model: Model, as_json: AsJson = False) -> None:
     typer.echo(f"inputs: {summary['inputs']}, encoded as {summary['encoded_inputs']} numbers")
     if summary.get("features"):
         typer.echo(f"network before the kernel: {summary['features']}")
+    if fitted.calibration is not None:
+        by = f", by {fitted.calibration.by}" if fitted.calibration.by else ""
+        typer.echo(f"intervals: guaranteed by {len(fitted.calibration.scores)} calibration rows{by}")
     if summary.get("mean"):
         typer.echo(f"network for the mean: {summary['mean']}")
     typer.echo(f"target: mean {target.mean:.6g}, deviation {target.deviation:.6g}")
@@ -413,10 +436,10 @@ def _levels(text: str) -> list[float]:
     return levels
 
 
-def _predictions(dist: PredictiveDistribution, interval: float | None, levels: list[float]) -> dict[str, np.ndarray]:
+def _predictions(dist: PredictiveDistribution, bounds: np.ndarray | None, levels: list[float]) -> dict[str, np.ndarray]:
     columns = {"y_mean": dist.mean, "y_std": dist.std, "function_std": dist.function_std, "noise_std": dist.noise_std}
-    if interval is not None:
-        columns["y_lower"], columns["y_upper"] = dist.interval(interval).T
+    if bounds is not None:
+        columns["y_lower"], columns["y_upper"] = bounds.T
     for level in levels:
         columns[f"y_q{level}"] = dist.ppf(level)
     return columns

@@ -31,6 +31,7 @@ from paragp.checks import (
     target_name,
     warn_of_constants,
 )
+from paragp.conformal import Calibration
 from paragp.data.rows import Data, Rows, Share
 from paragp.data.stream import Source, Stream, plan, survey
 from paragp.data.tables import (
@@ -43,6 +44,7 @@ from paragp.data.tables import (
     encode,
     fit_columns,
     fit_target,
+    group_keys,
     n_rows,
     take_rows,
     to_records,
@@ -522,9 +524,30 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         """The distribution of y for each row, with its function and noise parts."""
         return self.fitted_.predict(self._table(X))
 
-    def predict_interval(self, X: Any, coverage: float = 0.9) -> Array:
-        """The central interval that holds y with probability `coverage`, (n, 2)."""
-        return self.predict_dist(X).interval(coverage)
+    def predict_interval(self, X: Any, coverage: float = 0.9, guaranteed: bool | None = None) -> Array:
+        """The central interval that holds y with probability `coverage`, (n, 2).
+
+        After `calibrate` the coverage is guaranteed, whatever the model's faults; `guaranteed=False` gives the interval
+        of the model's normal distribution all the same, `guaranteed=True` insists.
+        """
+        return self.fitted_.interval(self._table(X), coverage, guaranteed)
+
+    def calibrate(self, X_cal: Any, y_cal: Any, *, by: str | None = None) -> Self:
+        """Guarantee the coverage of `predict_interval` by rows that the model has not seen (split conformal).
+
+        Of n rows, an interval at level c then covers the next row with a probability between c and c + 1 / (n + 1),
+        where rows are exchangeable. `by` names an input whose values are groups with a guarantee of their own; a group
+        that was not seen has that of all rows. The rows are not kept, only how many deviations they were off.
+        """
+        check_is_fitted(self)
+        X, y, _ = self._checked(X_cal, y_cal, None, self.fitted_.columns)
+        names = [column.name for column in self.fitted_.columns]
+        if by is not None and by not in names:
+            raise ValueError(f"by must name one of the inputs {', '.join(map(repr, names[:10]))}; got {by!r}.")
+        z = self.fitted_.predict(X).z_scores(y)
+        keys = () if by is None else group_keys(X, names.index(by))
+        self.fitted_.calibration = Calibration.of(z, by, keys)
+        return self
 
     def predict_quantiles(self, X: Any, alpha: ArrayLike = (0.05, 0.5, 0.95)) -> Array:
         """Quantiles of y at the levels alpha, (n, k)."""

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paragp.data.tables import Array, Column, Target, encode, matrix_names, n_rows, owners, row_blocks
+from paragp.conformal import Calibration
+from paragp.data.tables import Array, Column, Target, encode, group_keys, matrix_names, n_rows, owners, row_blocks
 from paragp.gp.exact import ExactGP
 from paragp.gp.kernels import lengthscales
 from paragp.gp.linalg import JITTER
@@ -29,6 +30,7 @@ class Fitted:
     columns: tuple[Column, ...]
     target: Target
     summary: dict[str, Any]  # of the training: rows, settings found, validation scores; plain JSON values
+    calibration: Calibration | None = None  # what guaranteed intervals are made of
     _ready: dict[torch.dtype, tuple[Any, Any]] = field(
         default_factory=dict, repr=False
     )  # model and factor by precision
@@ -59,6 +61,29 @@ class Fitted:
             else:
                 parts.append(model.predict_mean(x, factor=factor))
         return np.concatenate(parts) * self.target.deviation + self.target.mean
+
+    def interval(
+        self, X: Any, coverage: float, guaranteed: bool | None = None, dist: PredictiveDistribution | None = None
+    ) -> Array:
+        """The central interval of y for each row, (n, 2): with a guarantee, or as the model's normal has it.
+
+        None: with a guarantee where the model was calibrated. `dist` is what `predict(X)` gave, if it is known.
+        """
+        dist = self.predict(X) if dist is None else dist
+        if guaranteed and self.calibration is None:
+            raise ValueError(
+                "This model was not calibrated, so no coverage is guaranteed. Call calibrate(X_cal, y_cal) with rows "
+                "that it has not seen (or fit with --calibrate .1), or leave out guaranteed=True."
+            )
+        if self.calibration is None or guaranteed is False:
+            return dist.interval(coverage)
+        reach = self.calibration.factor(coverage, self.groups(X)) * dist.std
+        return np.stack([dist.mean - reach, dist.mean + reach], axis=-1)
+
+    def groups(self, X: Any) -> list[str | None] | None:
+        """The rows' groups, where the calibration is by group."""
+        by = None if self.calibration is None else self.calibration.by
+        return None if by is None else group_keys(X, [column.name for column in self.columns].index(by))
 
     def covariance(self, X: Any) -> Array:
         """The covariance of y over all rows of a table, (n, n), in the user's units."""

@@ -294,6 +294,12 @@ def _keys(values: Any, name: str) -> list[str | None]:
     return found
 
 
+def group_keys(X: Any, column: int) -> list[str | None]:
+    """The names of a column's values, None where missing: of categories, or of numbers taken as such."""
+    name, values = list(_columns(X))[column]
+    return _keys(values, name)
+
+
 def _distinct_keys(values: Any, name: str) -> tuple[list[str | None], NDArray[np.intp]]:
     """Names of categories, and for each cell which of them it is; quick for text in Arrow."""
     native = values.to_native() if isinstance(values, nw.Series) else None
