@@ -50,7 +50,7 @@ def test_no_import_points_upward(path):
         assert other == own or LEVEL[other] < LEVEL[own], f"{path.name} ({own}) imports {other}"
 
 
-OPTIONAL = {"matplotlib"}
+OPTIONAL = {"matplotlib", "onnx", "onnxruntime"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -23,6 +23,7 @@ from paragp.data.files import check_columns, read_table, some, writing_table
 from paragp.data.stream import is_many, names_of, rows_of, too_large
 from paragp.estimator import FULL_BATCH
 from paragp.metrics import Scores
+from paragp.onnx import export as export_onnx
 from paragp.paper import commands, toy
 from paragp.training.checkpoint import StoppedError
 from paragp.training.distributed import joined
@@ -269,6 +270,22 @@ def evaluate_command(
         _echo_json({"rows": ours.rows, "scores": ours.total(), "constant_normal": baseline.total()})
         return
     typer.echo(f"{ours.rows} rows, {truth} in its own units:\n\n{_table(ours.total(), baseline.total())}")
+
+
+@app.command()
+def export(
+    model: Model,
+    onnx: Annotated[Path, typer.Option(help="File for the ONNX graph.", show_default=False)],
+    interval: Annotated[float | None, typer.Option(help="Also the bounds of this coverage, .9 for 90 %.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a model as one ONNX graph, checked against the model, for engines without Python.
+
+    Example: paragp export model/ --onnx model.onnx --interval .9
+    """
+    fitted, _ = load(model)
+    error = export_onnx(fitted, onnx, interval=interval, overwrite=force)
+    typer.echo(f"Wrote {onnx}; it differs from the model by at most {error:.0e} of the target's scale.")
 
 
 @app.command()
