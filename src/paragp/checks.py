@@ -14,6 +14,7 @@ from sklearn.utils import column_or_1d
 from paragp.data.tables import Array, absent
 from paragp.gp.kernels import covariance, kernel_name, make_kernel
 
+HEAVIEST = 1e15  # the largest weight lies below, and above one over it: float32 must hold sums of them
 LARGEST = 1e140  # spread of a target, and one over it the smallest: squares must stay in range
 
 
@@ -108,9 +109,7 @@ def numeric_target(y: Any) -> Array:
         found = np.array(cells, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"The target y must hold numbers: {error}.") from error
-    spread = np.ptp(found) if np.isfinite(found).all() else 1.0
-    if spread and not 1 / LARGEST < spread < LARGEST:
-        raise ValueError(f"The target y spreads over {spread:.0e}; squares of that are not numbers. Rescale y.")
+    check_spread(np.ptp(found) if np.isfinite(found).all() else 1.0)
     for what, bad in (("missing (NaN)", np.isnan(found)), ("infinite (inf)", np.isinf(found))):
         if bad.any():
             raise ValueError(
@@ -120,10 +119,26 @@ def numeric_target(y: Any) -> Array:
     return found
 
 
-def warn_of_constants(x: Array, y: Array) -> None:
-    if np.ptp(y) == 0:
+def check_spread(spread: float) -> None:
+    """Refuse a target whose squares are not numbers."""
+    if spread and not 1 / LARGEST < spread < LARGEST:
+        raise ValueError(f"The target y spreads over {spread:.0e}; squares of that are not numbers. Rescale y.")
+
+
+def check_weight(largest: float) -> None:
+    """Refuse weights of which float32 cannot hold sums."""
+    if not 1 / HEAVIEST < largest < HEAVIEST:
+        raise ValueError(
+            f"The largest sample weight is {largest:.0e}; as copies of a row it must lie between "
+            f"{1 / HEAVIEST:.0e} and {HEAVIEST:.0e}. Rescale the weights."
+        )
+
+
+def warn_of_constants(x: Array, low: float, high: float) -> None:
+    """Inputs x (n, d), and the range of the target."""
+    if low == high:
         warnings.warn(
-            f"The target is constant ({y[0]:g}). The model will predict that value; is it the column you meant?",
+            f"The target is constant ({low:g}). The model will predict that value; is it the column you meant?",
             UserWarning,
             stacklevel=3,
         )

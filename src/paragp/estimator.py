@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import json
 import numbers
 import os
 import time
@@ -26,6 +25,8 @@ from paragp.checks import (
     check_kernel,
     check_network,
     check_number,
+    check_spread,
+    check_weight,
     find_device,
     numeric_target,
     target_name,
@@ -37,7 +38,6 @@ from paragp.data.stream import Source, Stream, plan, survey
 from paragp.data.tables import (
     Array,
     Column,
-    Target,
     as_frame,
     column_names,
     distinct_rows,
@@ -47,7 +47,6 @@ from paragp.data.tables import (
     group_keys,
     n_rows,
     take_rows,
-    to_records,
 )
 from paragp.fitted import Fitted
 from paragp.gp.exact import fit_exact, fit_fitc
@@ -69,7 +68,6 @@ MOST_VALIDATION = 20_000  # rows of a stream that are held out
 PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` says: it costs little there
 JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
 MOST_COPIES = 10**6  # rows that weights may make of a table for a full-batch method
-HEAVIEST = 1e15  # the largest weight lies below, and above one over it: float32 must hold sums of them
 # What a model is made by.
 FORM = ("method", "kernel", "features", "mean", "n_inducing", "n_inducing_variance", "categorical_features")
 MLP = (256, 128, 64)  # what mean="mlp" stands for
@@ -249,7 +247,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         columns = fit_columns(X, categorical, weights) if known is None else known
         target = self.fitted_.target if again else fit_target(y, name, weights)
         x = encode(columns, X)
-        warn_of_constants(x, y)
+        warn_of_constants(x, y.min(), y.max())
         dtype = torch.float64 if small else getattr(torch, self.dtype)
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         data = _rows(x, target.encode(y), weights, place)
@@ -273,7 +271,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             model, found = self._fit_full_batch(data, generator)
         else:
             before = copy.deepcopy(self.fitted_.model).to(**place) if again else None
-            checkpoints = self._checkpoint(checkpoint, resume, data, columns, target)
+            checkpoints = self._checkpoint(checkpoint, resume, data, validation)
             model, found = self._fit_batches(data, validation, generator, before, checkpoints)
             if again:  # the points are where they were
                 found["points_near_rows"] = self.fitted_.summary.get("points_near_rows", True)
@@ -307,6 +305,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         device, files, group = find_device(self.device), Source(source), current()
         generator = self._generator()
         wanted = plan(files, target, sample_weight, drop, self.categorical_features)
+        if files.rows < 2:
+            raise ValueError(f"{type(self).__name__} needs at least 2 rows to learn a spread, {source} has one.")
         with tqdm(total=files.rows, unit="row", desc="read", disable=not self.verbose, dynamic_ncols=True) as bar:
             found = survey(
                 files, wanted, start_rows=max(KMEANS_ROWS, 10 * self.n_inducing),
@@ -314,11 +314,14 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
                 progress=bar.update, rank=group.rank, count=group.count, gather=group.gather,
             )  # fmt: skip
         dtype = torch.float64 if files.rows <= PRECISE_ROWS else getattr(torch, self.dtype)
+        if sample_weight is not None:
+            check_weight(found.total / files.rows)
         stream = Stream(files, wanted, found, dtype, device, rank=group.rank, count=group.count)
         self._check_modules(stream.sample.x)
         self.n_features_in_, self.feature_names_in_ = len(wanted.names), np.asarray(wanted.names, dtype=object)
-        warn_of_constants(stream.sample.x.double().numpy(force=True), stream.sample.y.double().numpy(force=True))
-        kept = self._checkpoint(checkpoint, resume, stream, found.columns, found.target)
+        check_spread(found.high - found.low)
+        warn_of_constants(stream.sample.x.numpy(force=True), found.low, found.high)
+        kept = self._checkpoint(checkpoint, resume, stream, stream.validation)
         model, about = self._fit_batches(stream, stream.validation, generator, None, kept)
         summary = {
             "rows": stream.size, "validation_rows": len(found.held_out), "inputs": len(wanted.names),
@@ -379,18 +382,21 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
                 f"whole number, it is {self.random_state!r}."
             )
 
-    def _checkpoint(
-        self, folder: Any, resume: bool, data: Rows, columns: Sequence[Column], target: Target
-    ) -> Checkpoint | None:
-        """Checkpoints of this training: of these parameters, on rows with these statistics."""
+    def _checkpoint(self, folder: Any, resume: bool, data: Rows, validation: Data | None) -> Checkpoint | None:
+        """Checkpoints of this training: of these parameters, on these rows."""
         if folder is None:
             return None
-        parameters = {name: _described(value) for name, value in self.get_params(deep=False).items()}
-        statistics = json.dumps([to_records(columns), asdict(target)], sort_keys=True)
-        identity = {name: value for name, value in parameters.items() if name not in ("verbose", "warm_start")} | {
-            "rows": data.size, "weight": data.total,
-            "statistics of the columns": hashlib.sha256(statistics.encode()).hexdigest()[:16],
-        }  # fmt: skip
+        parameters = {
+            name: plain(value) if _storable(value) else str(value)
+            for name, value in self.get_params(deep=False).items()
+            if name not in ("verbose", "warm_start")
+        }
+        files = [str(data.source.files), str(data.source.stamps)] if isinstance(data, Stream) else []
+        identity = parameters | {
+            "number of rows": data.size,
+            "files" if files else "rows": "".join(files) if files else _digest(data.sample),
+            "validation rows": None if validation is None else len(validation.y) if files else _digest(validation),
+        }
         return Checkpoint(folder, identity, resume=resume, group=current())
 
     def _fit_batches(
@@ -644,11 +650,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not weights.any():
                 raise ValueError("All sample weights are zero. At least one row must count.")
-            if not 1 / HEAVIEST < weights.max() < HEAVIEST:
-                raise ValueError(
-                    f"The largest sample weight is {weights.max():.0e}; as copies of a row it must lie between "
-                    f"{1 / HEAVIEST:.0e} and {HEAVIEST:.0e}. Rescale the weights."
-                )
+            check_weight(weights.max())
             kept = np.flatnonzero(weights)
             if len(kept) < len(weights):
                 X, y, weights = take_rows(X, kept), y[kept], weights[kept]
@@ -754,6 +756,15 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
 def _given(value: Any, kind: type) -> Any:
     """The value as a plain number, None for "auto"."""
     return None if isinstance(value, str) else kind(value)
+
+
+def _digest(data: Data) -> str:
+    """What tells these rows from others."""
+    found = hashlib.sha256()
+    for part in data:
+        if part is not None:
+            found.update(part.contiguous().numpy(force=True).tobytes())
+    return found.hexdigest()[:16]
 
 
 def _described(network: Any) -> Any:

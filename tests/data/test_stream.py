@@ -63,7 +63,6 @@ def test_files_are_one_table_in_the_order_of_their_names(tmp_path):
     blocks = list(source.read(["row"]))
     np.testing.assert_array_equal(np.concatenate([block.table["row"].to_numpy() for block in blocks]), np.arange(N))
     assert [block.start for block in blocks] == np.cumsum([0, *(len(block.table) for block in blocks)]).tolist()[:-1]
-    assert [block.number for block in blocks] == list(range(source.blocks))
     assert Source(tmp_path / "rows" / "*-1.parquet").rows < N
     assert Source(tmp_path / "rows" / "part-0.parquet").rows < N
 
@@ -75,6 +74,34 @@ def test_partitions_are_columns(tmp_path):
     source = Source(tmp_path)
     years = np.concatenate([block.table["year"].to_numpy() for block in source.read(["x", "year"])])
     np.testing.assert_array_equal(years, [2020] * 100 + [2021] * 100)
+
+
+def test_partitions_of_a_glob_with_gaps_and_of_columns_that_are_there(tmp_path):
+    for year in ("2020", "__HIVE_DEFAULT_PARTITION__"):
+        write(tmp_path / "run=5" / f"year={year}", frame(10).assign(colour="red"), files=1)
+    source = Source(tmp_path / "run=5" / "*" / "*.parquet")
+    assert "run" not in source.schema.names  # above the place
+    years = [value for block in source.read(["year"]) for value in block.table["year"].to_pylist()]
+    assert years == [2020] * 10 + [None] * 10
+    write(tmp_path / "x=other", frame(10), files=1)
+    assert Source(tmp_path / "x=other").schema.field("x").type == pa.float64()  # the file's own
+    write(tmp_path / "kind=a b", frame(10), files=1)
+    assert "kind" in Source(tmp_path / "k*" / "*.parquet").schema.names
+
+
+def test_the_index_of_a_data_frame_is_no_input(tmp_path):
+    rows = frame(200)
+    rows[rows["x"] > 0].to_parquet(tmp_path / "rows.parquet")
+    assert Source(tmp_path / "rows.parquet").schema.names == list(rows)
+
+
+def test_views_of_text_are_text(tmp_path):
+    table = pa.table({"kind": pa.array(["a", "b"] * 10, pa.string_view()), "y": np.arange(20.0)})
+    pq.write_table(table, tmp_path / "rows.parquet", store_schema=True)
+    source = Source(tmp_path / "rows.parquet")
+    wanted = plan(source, "y", None, (), "from_dtype")
+    found = survey(source, wanted, start_rows=5, validation_rows=5, generator=generator())
+    assert found.columns[0].categories == ("a", "b")
 
 
 def changed(folder, change):
@@ -137,7 +164,7 @@ def test_an_empty_row_group_is_passed_over(tmp_path):
     with pq.ParquetWriter(tmp_path / "rows.parquet", schema) as writer:
         for n in (3, 0, 2):
             writer.write_table(pa.table({"x": np.ones(n), "y": np.ones(n)}, schema=schema), row_group_size=10)
-    assert Source(tmp_path / "rows.parquet").rows == 5
+    assert [len(block.table) for block in Source(tmp_path / "rows.parquet").read(["x", "y"])] == [3, 2]
 
 
 # --- one pass ---
@@ -315,6 +342,23 @@ def test_a_stream_gives_a_model_as_good_as_the_table_in_memory(tmp_path):
     streamed.save(tmp_path / "model")
     again = ParametricGPRegressor.load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict(new[inputs]), streamed.predict(new[inputs]))
+
+
+def test_a_stream_is_checked_as_a_table_is(tmp_path):
+    rows = frame(100)[["x", "y", "w"]].astype(float)
+    for name, change, said in (
+        ("zero", {"w": 0.0}, "All weights 'w' of .* are zero"),
+        ("heavy", {"w": 1e30}, "largest sample weight"),
+        ("far", {"x": np.where(rows["x"] > 0, 1.7e308, -1.7e308)}, "Column 'x' spreads too far"),
+        ("narrow", {"y": np.arange(100) * 1e-160}, "spreads over"),
+    ):
+        folder = write(tmp_path / name, rows.assign(**change), files=1)
+        with pytest.raises(ValueError, match=said):
+            regressor(max_epochs=1).fit_stream(folder, "y", sample_weight="w")
+    with pytest.raises(ValueError, match="at least 2 rows"):
+        regressor().fit_stream(write(tmp_path / "one", rows.head(1), files=1), "y")
+    with pytest.warns(UserWarning, match=r"The target is constant \(7\)"):
+        regressor(max_epochs=1).fit_stream(write(tmp_path / "same", rows.assign(y=7.0), files=1), "y", drop=["w"])
 
 
 def test_what_a_stream_cannot_do_is_said(tmp_path):

@@ -27,6 +27,9 @@ with joined() as group:
     model = ParametricGPRegressor(n_inducing=15, max_epochs=4, dtype="float64", random_state=None, batch_size=64)
     rows = pd.read_parquet(folder)
     model.set_params(random_state=0)
+    if kind == "network":  # statistics and draws of its own in each process
+        layers = torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2)
+        model.set_params(features=torch.nn.Sequential(*layers), n_iter_no_change=2, max_epochs=15)
     if kind == "stream":
         model.fit_stream(folder, "y")
     else:
@@ -65,10 +68,18 @@ def test_two_processes_come_to_the_model_of_one(kind, tmp_path):
     assert one["beta"] == two["beta"]
 
 
+def test_processes_stay_together_behind_a_network_with_a_state(tmp_path):
+    (tmp_path / "rows").mkdir()
+    table().to_parquet(tmp_path / "rows" / "part.parquet")
+    done = run(tmp_path, "network", 2)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert np.isfinite(np.load(tmp_path / "rows-network-2.npz")["std"]).all()
+
+
 def test_a_process_that_fails_ends_all_with_its_message(tmp_path):
     (tmp_path / "rows").mkdir()
     rows = table()
-    rows.loc[35, "y"] = np.nan  # in a block of the second process
+    rows.loc[35, "y"] = np.nan
     rows.to_parquet(tmp_path / "rows" / "part.parquet", row_group_size=30)
     done = run(tmp_path, "stream", 2)
     assert done.returncode != 0

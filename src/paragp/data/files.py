@@ -60,8 +60,8 @@ def read_table(path: Path, text: Sequence[str] = ()) -> pa.Table:
         else:
             schema, batches = _arrow(path)
             table = pa.Table.from_batches(batches, schema)
-        names = _without_index(table.column_names)
-        _check_distinct(names, path)
+        names = without_index(table.column_names)
+        check_distinct(names, path)
     table = table.select(names)
     if not table.num_rows or not table.num_columns:
         raise ValueError(
@@ -103,8 +103,8 @@ def column_names_of(path: Path) -> list[str]:
             names = _csv_schema(path).names
         else:
             names = (pq.read_schema(path) if kind == "Parquet" else _arrow(path)[0]).names
-    names = _without_index(names)
-    _check_distinct(names, path)
+    names = without_index(names)
+    check_distinct(names, path)
     return names
 
 
@@ -261,11 +261,11 @@ def _valid(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 # --- checks ---
 
 
-def _without_index(names: Sequence[str]) -> list[str]:
+def without_index(names: Sequence[str]) -> list[str]:
     return [name for name in names if not name.startswith(PANDAS_INDEX)]
 
 
-def _check_distinct(names: Sequence[str], path: Path) -> None:
+def check_distinct(names: Sequence[str], path: Path) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise ValueError(f"{path} has the column {repeated[0]!r} more than once. Rename one of them.")

@@ -14,25 +14,28 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 import narwhals as nw
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paragp.data.files import check_columns, column_names_of, read_batches, some
+from paragp.data.files import check_columns, check_distinct, column_names_of, read_batches, some, without_index
 from paragp.data.rows import Data, bounds
 from paragp.data.tables import Array, Column, ColumnSurvey, Target, encode
 
-READ_ROWS = 50_000  # rows decoded at once
-AHEAD = 8  # such parts that wait, encoded, for whoever takes them
+READ_BYTES = 4 * 2**20  # of rows that are decoded at once
+FEWEST_READ, MOST_READ = 500, 50_000  # rows
+AHEAD = 8  # such blocks that wait, encoded, for whoever takes them
 BUFFER = 128 * 2**20  # bytes of encoded rows among which a batch is drawn
 FEWEST_BATCHES = 4  # that the buffer holds in any case
 ENDINGS = (".parquet", ".pq")
+GLOB = "*?["  # signs of a glob
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # how a partition's folder spells a missing value
 
 T = TypeVar("T")
 
@@ -47,36 +50,41 @@ class Piece(NamedTuple):
     group: int
     start: int  # its first row, counted over all files
     rows: int
-    block: int  # its first block of READ_ROWS rows, counted so
 
 
 class Source:
-    """Parquet files as one table. `place` is a file, a folder (partitions as in key=value/ are columns) or a glob."""
+    """Parquet files as one table. `place` is a file, a folder or a glob; key=value/ folders below it are columns."""
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
         self.place = str(place)
         self.files = _files(self.place)
-        self.partitions = _partitions(self.files) if Path(self.place).is_dir() else [{} for _ in self.files]
+        self.partitions = _partitions(self.files, _root(self.place))
         self.pieces: list[Piece] = []
         self.stamps: list[tuple[int, int]] = []
-        self.rows = self.blocks = 0
+        self.footers: list[pq.FileMetaData] = []
+        self.rows = 0
         for i, file in enumerate(self.files):
             with _naming(file), pq.ParquetFile(file) as opened:
-                schema, metadata = opened.schema_arrow, opened.metadata
+                schema, footer = opened.schema_arrow, opened.metadata
             self.stamps.append(_stamp(file))
-            schema = _with_partition(schema, self.partitions[i])
+            self.footers.append(footer)
+            schema = pa.schema([schema.field(name) for name in without_index(schema.names)])
+            check_distinct(schema.names, file)
+            self.partitions[i] = {key: value for key, value in self.partitions[i].items() if key not in schema.names}
+            for name, value in self.partitions[i].items():
+                schema = schema.append(pa.field(name, value.type))
             if i == 0:
                 self.schema = schema
             else:
                 _check_schema(schema, self.schema, file, self.files[0])
-            for group in range(metadata.num_row_groups):
-                count = metadata.row_group(group).num_rows
+            for group in range(footer.num_row_groups):
+                count = footer.row_group(group).num_rows
                 if count:
-                    self.pieces.append(Piece(i, group, self.rows, count, self.blocks))
+                    self.pieces.append(Piece(i, group, self.rows, count))
                     self.rows += count
-                    self.blocks += -(-count // READ_ROWS)
         if not self.rows:
             raise ValueError(f"{self.place} has no rows.")
+        self.block_rows = max(FEWEST_READ, min(MOST_READ, READ_BYTES // (8 * len(self.schema))))
 
     def read(self, names: Sequence[str], pieces: Iterable[Piece] | None = None) -> Iterator["Block"]:
         """These columns of these row groups (all, if left out), block by block."""
@@ -86,21 +94,20 @@ class Source:
                 raise OSError(f"{file} is gone, or was changed, since it was first read. Put it back and start again.")
             known = self.partitions[piece.file]
             stored = [name for name in names if name not in known]
-            with _naming(file), pq.ParquetFile(file, pre_buffer=False) as opened:
-                parts = opened.iter_batches(READ_ROWS, row_groups=[piece.group], columns=stored)
-                for number, batch in enumerate(parts, piece.block):
-                    part = pa.Table.from_batches([batch])
+            footer = self.footers[piece.file]
+            with _naming(file), pq.ParquetFile(file, metadata=footer, pre_buffer=False) as opened:
+                for batch in opened.iter_batches(self.block_rows, row_groups=[piece.group], columns=stored):
+                    part = _plain(pa.Table.from_batches([batch]))
                     for name in names:
                         if name in known:
-                            part = part.append_column(name, pa.array([known[name]] * len(batch)))
-                    yield Block(number, start, part.select(list(names)))
+                            part = part.append_column(name, pa.repeat(known[name], len(batch)))
+                    yield Block(start, part.select(list(names)))
                     start += len(batch)
 
 
 class Block(NamedTuple):
     """Rows that are read together."""
 
-    number: int  # over all files
     start: int  # the first row's number
     table: pa.Table
 
@@ -126,21 +133,40 @@ def _is_visible(path: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in path.parts)  # what is being written, and notes of writers
 
 
-def _partitions(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """The values of key=value/ folders, by file."""
-    dataset = pads.dataset([str(file) for file in files], format="parquet", partitioning="hive")
-    by_file = {
-        Path(fragment.path): pads.get_partition_keys(fragment.partition_expression)
-        for fragment in dataset.get_fragments()
-    }
-    return [by_file[file] for file in files]
+def _root(place: str) -> Path:
+    """The folder below which key=value/ folders are columns: of a glob, the last one without a sign."""
+    if Path(place).is_dir():
+        return Path(place)
+    parts = Path(place).parts
+    fixed = next((i for i, part in enumerate(parts) if any(sign in part for sign in GLOB)), len(parts) - 1)
+    return Path(*parts[:fixed])
 
 
-def _with_partition(schema: pa.Schema, keys: dict[str, Any]) -> pa.Schema:
-    for name, value in keys.items():
-        if name not in schema.names:
-            schema = schema.append(pa.field(name, pa.array([value]).type))
-    return schema
+def _partitions(files: Sequence[Path], root: Path) -> list[dict[str, pa.Scalar]]:
+    """The values of key=value/ folders, by file: of a key whole numbers if all of them are, else text."""
+    words: list[dict[str, str | None]] = []
+    for file in files:
+        folders = [part.partition("=") for part in file.relative_to(root).parent.parts if "=" in part]
+        words.append({key: None if value == NO_VALUE else unquote(value) for key, _, value in folders})
+    found: list[dict[str, pa.Scalar]] = [{} for _ in files]
+    for key in dict.fromkeys(key for keys in words for key in keys):
+        values = [keys[key] for keys in words if keys.get(key) is not None]
+        whole = all(value is not None and value.lstrip("-").isdecimal() for value in values)
+        for keys, known in zip(words, found, strict=True):
+            if key in keys:
+                value = keys[key]
+                known[key] = pa.scalar(
+                    int(value) if whole and value is not None else value, pa.int64() if whole else pa.string()
+                )
+    return found
+
+
+def _plain(part: pa.Table) -> pa.Table:
+    """Views as text: Arrow cannot take rows of them."""
+    if not any(pa.types.is_string_view(kind) for kind in part.schema.types):
+        return part
+    fields = [f.with_type(pa.string()) if pa.types.is_string_view(f.type) else f for f in part.schema]
+    return part.cast(pa.schema(fields))
 
 
 def _check_schema(schema: pa.Schema, first: pa.Schema, file: Path, first_file: Path) -> None:
@@ -183,7 +209,7 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 def is_many(place: Path) -> bool:
     """Whether a folder or a glob is meant, and not one file."""
-    return place.is_dir() or (not place.exists() and any(sign in str(place) for sign in "*?["))
+    return place.is_dir() or (not place.exists() and any(sign in str(place) for sign in GLOB))
 
 
 def too_large(place: Path) -> bool:
@@ -278,6 +304,8 @@ class Survey(NamedTuple):
     held_out: NDArray[np.int64]  # numbers of the rows that validate, rising
     validation: Data | None
     total: float  # weight of the rows that are not held out
+    low: float  # the smallest target, and the largest
+    high: float
 
 
 def survey(
@@ -294,7 +322,7 @@ def survey(
 ) -> Survey:
     """Statistics of every column but for the rows that validate, exact and in float64, and two samples of rows.
 
-    Of `count` processes each reads the blocks of its `rank`, and `gather` gives each what all have found.
+    Of `count` processes each takes every `count`-th row from its `rank` on, and `gather` gives each what all found.
     """
     chosen = _sorted_sample(source.rows, min(source.rows, start_rows + validation_rows), generator)
     mixed = chosen[torch.randperm(len(chosen), generator=generator).numpy()]
@@ -303,15 +331,16 @@ def survey(
     surveys.append(ColumnSurvey(wanted.target, False))
     total = 0.0
     samples: dict[str, dict[int, pa.Table]] = {"start": {}, "validation": {}}
-    for number, first, part in read_ahead(source.read(wanted.all_names)):
+    for first, part in read_ahead(source.read(wanted.all_names)):
         progress(len(part))
-        if number % count != rank:
-            continue
         _check_numbers(source, wanted, part, first)
         for name, rows in (("start", kept), ("validation", held_out)):
-            samples[name][first] = part.take(_within(rows, first, len(part)) - first)
-        mask = np.ones(len(part), dtype=bool)
-        mask[_within(held_out, first, len(part)) - first] = False
+            taken = _within(rows, first, len(part)) - first
+            if len(taken) and rank == 0:  # each finds the same
+                samples[name][first] = part.take(taken)
+        mask = _own(first, len(part), held_out, rank, count)
+        if not mask.any():
+            continue
         part = part.filter(pa.array(mask))
         weights = _weights(part, wanted)
         total += float(weights.sum())
@@ -319,13 +348,24 @@ def survey(
             found.add(nw.from_native(part[column], series_only=True), weights)
         surveys[-1].add(_floats(part[wanted.target], wanted.target), weights)
     surveys, total, samples = _merged(gather((surveys, total, samples)))
+    if not total > 0:
+        raise ValueError(f"All weights {wanted.weights!r} of {source.place} are zero. At least one row must count.")
     *columns, known = (found.column() for found in surveys)
     target = Target(wanted.target, known.mean, known.deviation)
     start, validation = (
-        encoded(pa.concat_tables([part for _, part in sorted(samples[name].items())]), wanted, columns, target)
+        encoded(pa.concat_tables(samples[name].values()), wanted, columns, target) if samples[name] else None
         for name in ("start", "validation")
     )
-    return Survey(tuple(columns), target, start, held_out, validation if len(held_out) else None, total)
+    assert start is not None
+    low, high = surveys[-1].low, surveys[-1].high
+    return Survey(tuple(columns), target, start, held_out, validation, total, low, high)
+
+
+def _own(start: int, rows: int, held_out: NDArray[np.int64], rank: int, count: int) -> NDArray[np.bool_]:
+    """Which rows of a block are this process's to train on."""
+    mask = np.arange(start, start + rows) % count == rank
+    mask[_within(held_out, start, rows) - start] = False
+    return mask
 
 
 def _merged(found: list[Any]) -> Any:
@@ -407,7 +447,7 @@ class Stream:
     dtype: torch.dtype
     device: torch.device
     buffer: int = BUFFER  # bytes
-    rank: int = 0  # of `count` processes that train together: each takes the blocks of its number
+    rank: int = 0  # of `count` processes that train together: each takes every `count`-th row
     count: int = 1
     _sample: Data = field(init=False)
 
@@ -433,8 +473,6 @@ class Stream:
     def chunks(self, size: int) -> Iterator[Data]:
         left: Data | None = None
         for _, part in read_ahead(self._parts(self.source.pieces)):
-            if part is None:
-                continue
             rows = part if left is None else _joined(left, part)
             whole = len(rows.y) - len(rows.y) % size
             for start in range(0, whole, size):
@@ -456,10 +494,9 @@ class Stream:
         capacity = max(self.buffer // (width * self._sample.x.element_size()), FEWEST_BATCHES * batch_size)
         held = _Held(min(capacity, self.size), self._sample)
         wanted = next(sizes)
-        for rows, part in read_ahead(self._parts(pieces)):
-            left = rows
-            while left:
-                left -= held.fill(left, None if part is None else part.take(slice(rows - left, None)))
+        for own_rows, part in read_ahead(self._parts(pieces)):
+            while len(own_rows):
+                own_rows, part = held.fill(own_rows, part)
                 if held.full:
                     order = held.shuffled(own)
                     taken = 0
@@ -476,20 +513,14 @@ class Stream:
                 taken += wanted
                 wanted = next(sizes, 0)
 
-    def _parts(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, Data | None]]:
-        """For each block its number of rows without those that validate, and the rows if they are this process's:
-        encoded, on the processor, in the model's precision."""
-        for number, first, part in self.source.read(self.wanted.all_names, pieces):
-            held_out = _within(self.found.held_out, first, len(part)) - first
-            if number % self.count != self.rank:
-                yield len(part) - len(held_out), None
-                continue
-            if len(held_out):
-                mask = np.ones(len(part), dtype=bool)
-                mask[held_out] = False
-                part = part.filter(pa.array(mask))
-            rows = encoded(part, self.wanted, self.found.columns, self.found.target)
-            yield len(part), _mapped(rows, lambda values: values.to(self.dtype))
+    def _parts(self, pieces: Iterable[Piece]) -> Iterator[tuple[NDArray[np.bool_], Data]]:
+        """For each block which of its rows (without those that validate) are this process's, and these rows: encoded,
+        on the processor, in the model's precision."""
+        for first, part in self.source.read(self.wanted.all_names, pieces):
+            own = _own(first, len(part), self.found.held_out, self.rank, self.count)
+            training = _own(first, len(part), self.found.held_out, 0, 1)
+            rows = encoded(part.filter(pa.array(own)), self.wanted, self.found.columns, self.found.target)
+            yield own[training], _mapped(rows, lambda values: values.to(self.dtype))
 
     def _placed(self, rows: Data) -> Data:
         return _mapped(rows, lambda values: values.to(self.device, self.dtype))
@@ -507,17 +538,15 @@ class _Held:
     def full(self) -> bool:
         return self.count == len(self.slots)
 
-    def fill(self, rows: int, part: Data | None) -> int:
-        """Takes in so many rows, as far as there is room; returns how many. None: they are another process's."""
-        room = min(rows, len(self.slots) - self.count)
-        places = slice(self.count, self.count + room)
-        if part is None:
-            self.slots[places] = -1
-        else:
-            self.slots[places] = torch.arange(self.own, self.own + room)
-            self._store(part.take(slice(room)))
+    def fill(self, own: NDArray[np.bool_], part: Data) -> tuple[NDArray[np.bool_], Data]:
+        """Takes in rows, of which `part` holds those that are this process's own; returns what there is no room for."""
+        room = min(len(own), len(self.slots) - self.count)
+        here = torch.from_numpy(own[:room])
+        stored = int(here.sum())
+        self.slots[self.count : self.count + room] = torch.where(here, self.own + here.cumsum(0) - 1, -1)
+        self._store(part.take(slice(stored)))
         self.count += room
-        return room
+        return own[room:], part.take(slice(stored, None))
 
     def _store(self, rows: Data) -> None:
         for own, values in zip(self.data, rows, strict=True):

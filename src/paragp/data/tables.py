@@ -398,9 +398,9 @@ class ColumnSurvey:
         if not known.any():
             return
         found, weights = found[known], weights[known]
-        weight = float(weights.sum())
-        mean = float(np.average(found, weights=weights))
-        self._merge_numbers(weight, mean, float(weights @ (found - mean) ** 2))
+        with np.errstate(all="ignore"):  # `column` says what is too large
+            weight, mean = float(weights.sum()), float(np.average(found, weights=weights))
+            self._merge_numbers(weight, mean, float(weights @ (found - mean) ** 2))
         self.low, self.high = min(self.low, float(found.min())), max(self.high, float(found.max()))
 
     def merge(self, other: "ColumnSurvey") -> None:
@@ -415,7 +415,7 @@ class ColumnSurvey:
     def _merge_numbers(self, weight: float, mean: float, square: float) -> None:
         """Means and squares of two sets of rows make those of both (Chan et al. 1979)."""
         step, share = mean - self.mean, weight / (self.weight + weight)
-        self.square += square + step**2 * self.weight * share
+        self.square += square + step * step * self.weight * share
         self.mean += step * share
         self.weight += weight
 

@@ -8,11 +8,13 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from paragp.data.rows import Data
 from paragp.gp.model import ParametricGP
 from paragp.metrics import crps, nll, rmse
 from paragp.predictive import Array
+from paragp.training.distributed import ALONE, Group
 from paragp.training.loop import Epoch
 
 KEPT = ("nll", "crps", "before", "epoch", "searching", "since", "ran_out")  # of Best, in a checkpoint
@@ -38,8 +40,10 @@ class Best:
         validation: Data | None,
         patience: int | None,
         on_epoch: Callable[[Epoch], object] | None,
+        group: Group = ALONE,
     ) -> None:
         self.model, self.validation, self.patience, self.on_epoch = model, validation, patience, on_epoch
+        self.group = group
         self.history: list[Epoch] = []
         self.first = self.state = copy.deepcopy(model.state_dict())
         self.nll, self.crps, self.epoch = math.inf, math.inf, 0
@@ -55,7 +59,7 @@ class Best:
         }
         return plain | {
             "history": [asdict(record) for record in self.history], "first": self.first, "state": self.state,
-            "trial": tuple(self.trial), "current": tuple(self.current),
+            "trial": tuple(self.trial), "current": tuple(self.current), "elapsed": time.perf_counter() - self.clock,
         }  # fmt: skip
 
     def load(self, standing: dict[str, Any]) -> None:
@@ -63,6 +67,7 @@ class Best:
         for name in (*KEPT, "first", "state"):
             setattr(self, name, standing[name])
         self.history = [Epoch(**record) for record in standing["history"]]
+        self.clock = time.perf_counter() - standing["elapsed"]
         self.trial, self.current = Trial(*standing["trial"]), Trial(*standing["current"])
 
     def begin(self, trial: Trial) -> None:
@@ -73,12 +78,16 @@ class Best:
                 self._consider(self.validate(self.model))
 
     def validate(self, model: ParametricGP) -> dict[str, float]:
+        """Scores on the validation rows; processes that train together go on with the first one's model and scores."""
+        self.group.agree(list(model.state_dict().values()))
         if self.validation is None:
             return {}
         x, y, weights = self.validation
         dist = model.predict(x)
         targets, copies = y.double().numpy(force=True), None if weights is None else weights.numpy(force=True)
-        return {metric.__name__: metric(dist, targets, copies) for metric in (nll, rmse, crps)}
+        scores = torch.tensor([metric(dist, targets, copies) for metric in (nll, rmse, crps)], dtype=torch.float64)
+        self.group.agree([scores])
+        return dict(zip(("nll", "rmse", "crps"), scores.tolist(), strict=True))
 
     def after(self, record: Epoch) -> bool:
         """Takes note of an epoch; whether it was the last."""

@@ -5,8 +5,9 @@ one before. It holds all that the rest of the training depends on, and nothing t
 goes on from it comes to the same model, to the bit, with the same number of threads.
 """
 
+import hashlib
+import io
 import os
-import pickle
 import re
 import signal
 import threading
@@ -48,7 +49,7 @@ class Checkpoint:
         group: Group = ALONE,
     ) -> None:
         self.folder, self.identity, self.seconds, self.group = Path(folder), identity, seconds, group
-        self.threads = torch.get_num_threads()
+        self.threads = torch.get_num_threads() * group.count
         self.asked_to_stop = False
         self.last = time.monotonic()
         check_place(self.folder / "checkpoint")
@@ -81,8 +82,8 @@ class Checkpoint:
                 )
         if state["threads"] != self.threads:
             warnings.warn(
-                f"The checkpoint in {self.folder} was made with {state['threads']} threads, there are {self.threads} "
-                "now: sums may differ in their last digits.",
+                f"The checkpoint in {self.folder} was made with {state['threads']} threads in all, there are "
+                f"{self.threads} now: sums may differ in their last digits.",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -94,48 +95,56 @@ class Checkpoint:
         return sorted(found, key=lambda path: int(NAME.fullmatch(path.name)[1]))  # type: ignore[index]
 
     def _read(self) -> dict[str, Any] | None:
-        """The newest checkpoint that is whole."""
+        """The newest checkpoint that is whole; what is not whole goes."""
+        for part in self.folder.glob(".checkpoint-*"):  # was being written when its writer was killed
+            part.unlink(missing_ok=True)
         for file in reversed(self.files):
             try:
-                state: dict[str, Any] = torch.load(file, weights_only=True)
-                if {"identity", "done", "threads"} <= set(state):
-                    return state
-            except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
+                digest, _, content = file.read_bytes().partition(b"\n")
+                if hashlib.sha256(content).hexdigest().encode() != digest:
+                    raise ValueError("its checksum does not fit")
+                state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+            except Exception as error:  # whatever is wrong with it
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 warnings.warn(f"{file} is damaged and passed over: {reason[:100]}", RuntimeWarning, stacklevel=3)
+                file.unlink(missing_ok=True)
+            else:
+                return state
         return None
 
     def offer(self, state: Callable[[], dict[str, Any]], *, epoch: bool = False) -> None:
-        """Between two steps: write if an epoch begins, if it has been long, or if we are asked to stop."""
-        if epoch or self.asked_to_stop or time.monotonic() - self.last > self.seconds:
-            self.write(state())
-        if self.asked_to_stop:
-            raise StoppedError(
-                f"Stopped by a signal. The training can go on from {self.folder}: resume=True, or --resume."
-            )
+        """Between two steps: write if an epoch begins, if it has been long, or if one process was asked to stop."""
+        late = self.group.rank == 0 and time.monotonic() - self.last > self.seconds
+        stop, late = self.group.any(self.asked_to_stop, late)
+        kept = self.write(state()) if epoch or stop or late else True
+        if stop:
+            where = f"{self.folder} is where it goes on (resume=True, or --resume)" if kept else "it was not kept"
+            raise StoppedError(f"Stopped by a signal; {where}.")
 
-    def write(self, state: dict[str, Any], *, done: bool = False) -> None:
-        """The newest checkpoint; a disk without room is reported, and the ones before stay."""
+    def write(self, state: dict[str, Any], *, done: bool = False) -> bool:
+        """The newest checkpoint; a disk without room is reported, and the ones before stay. Whether it was written."""
         self.last = time.monotonic()
         if self.group.rank:
-            return
+            return True
         files = self.files
         number = 1 + (int(NAME.fullmatch(files[-1].name)[1]) if files else 0)  # type: ignore[index]
-        content = {**state, "identity": self.identity, "threads": self.threads, "done": done}
+        content = io.BytesIO()
+        torch.save({**state, "identity": self.identity, "threads": self.threads, "done": done}, content)
         try:
-            with writing(self.folder / f"checkpoint-{number}.pt") as part:
-                torch.save(content, part)
-        except (OSError, RuntimeError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            with writing(self.folder / f"checkpoint-{number}.pt") as part, part.open("wb") as opened:
+                opened.write(hashlib.sha256(content.getbuffer()).hexdigest().encode() + b"\n")
+                opened.write(content.getbuffer())
+        except OSError as error:
             warnings.warn(
-                f"No checkpoint could be written to {self.folder}: {reason[:100]}. The training goes on; the one "
-                "before is still there.",
+                f"No checkpoint could be written to {self.folder}: {error.strerror or error}. The training goes on; "
+                "the one before is still there.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return
-        for file in [*files, self.folder][: max(0, len(files) + 1 - KEPT)]:
+            return False
+        for file in files[: len(files) + 1 - KEPT]:
             file.unlink(missing_ok=True)
+        return True
 
     @contextmanager
     def minding_signals(self) -> Iterator[None]:

@@ -38,6 +38,12 @@ class Group:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
+    def any(self, *asked: bool) -> list[bool]:
+        """Whether any process says so, of each."""
+        found = torch.tensor([float(one) for one in asked])
+        self.add([found])
+        return [bool(one) for one in found > 0]
+
     def gather(self, item: Any) -> list[Any]:
         """The items of all processes, in their order."""
         if self.count == 1:
@@ -68,7 +74,9 @@ def joined() -> Iterator[Group]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield current()
         return
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if torch.cuda.is_available():  # each process its own
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield current()
     finally:

@@ -129,7 +129,7 @@ def fit(
     model.train()
     with _Guard(model, history) as guard:
         solved = _by_name(model, position["solved"]) if position else [] if solve is None else solve(model)
-        at = Standing(model, solved, config, total_steps, generator, history)
+        at = Standing(model, solved, config, total_steps, generator, history, guard, group)
         if position is not None:
             at.restore(position)
         while len(history) < config.epochs:
@@ -176,7 +176,10 @@ class Standing:
         total_steps: int,
         generator: torch.Generator,
         history: list[Epoch],
+        guard: "_Guard",
+        group: Group,
     ) -> None:
+        self.guard, self.group = guard, group
         self.optimizer = torch.optim.Adam(_groups(model, solved, config), betas=(0.9, config.memory), fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: config.schedule(step / total_steps)
@@ -193,11 +196,12 @@ class Standing:
         self.step, self.total = self.step + 1, self.total + value
 
     def position(self) -> Position:
-        """Where it stands between two steps."""
+        """Where it stands between two steps; all processes of the group ask together."""
         return {
             "step": self.step, "total": self.total, "rate": self.rate, "solved": self.solved,
             "optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict(),
-            "generator": self.drawn_from, "random": torch.random.get_rng_state() if self.draws else None,
+            "generator": self.drawn_from, "good": self.guard.good, "steps": self.guard.step,
+            "random": self.group.gather(torch.random.get_rng_state()) if self.draws else None,
             "history": [asdict(record) for record in self.history],
         }  # fmt: skip
 
@@ -207,7 +211,8 @@ class Standing:
         self.schedule.load_state_dict(position["schedule"])
         self.generator.set_state(position["generator"])
         if self.draws:
-            torch.random.set_rng_state(position["random"])
+            torch.random.set_rng_state(position["random"][self.group.rank])
+        self.guard.good, self.guard.step = position["good"], position["steps"]
         self.history[:] = [Epoch(**record) for record in position["history"]]
         self.begin_epoch()
         self.step, self.total, self.rate = position["step"], position["total"], position["rate"]

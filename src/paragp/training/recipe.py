@@ -216,7 +216,7 @@ def train(
     group.agree(list(model.state_dict().values()))
     coefficients = model.family.mean_parameters
     fresh = start is None or (bool(coefficients) and not any(bool(part.any()) for part in coefficients))
-    best = Best(model, validation, settings.patience if settings.stops else None, on_epoch)
+    best = Best(model, validation, settings.patience if settings.stops else None, on_epoch, group)
     (first,), *rows = trials(settings, round(data.total), validation is not None)
 
     log = _Log(model, best, checkpoint)
