@@ -299,6 +299,6 @@ def test_a_killed_worker_is_restarted_from_the_checkpoint(rows):
     until(lambda: begun(rows / "kept") or process.poll() is not None)
     workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
     os.kill(int(workers[-1]), signal.SIGKILL)
-    errors = process.communicate(timeout=300)[1]
+    errors = process.communicate(timeout=600)[1]
     assert process.returncode == 0, errors[-3000:]
     assert tensors(rows / "model") == tensors(rows / "whole")
