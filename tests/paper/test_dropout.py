@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.base import clone
 
-from paragp.gp.features import layers
+from paragp.gp.features import draw_weights, layers
 from paragp.metrics import nll
 from paragp.paper import dropout
 from paragp.paper.dropout import RATES, TAUS, MCDropoutRegressor, best_tau, draw_masks, forward
@@ -30,6 +30,7 @@ def test_masks_keep_the_mean_and_drop_a_share():
 
 def test_a_mask_of_ones_is_the_network_itself():
     network = layers(2, [4, 3, 1])
+    draw_weights(network, generator())  # they come without values
     x = torch.randn(7, 2)
     torch.testing.assert_close(forward(network, x, [torch.ones(1, 4), torch.ones(1, 3)]), network(x)[:, 0])
 
