@@ -290,10 +290,6 @@ def test_sigkill_and_resume_on_the_command_line(rows):
     assert tensors(rows / "model") == tensors(rows / "whole")
 
 
-@pytest.mark.skipif(
-    "PARAGP_RESTARTS" not in os.environ,
-    reason="restarted workers sometimes do not connect: PARAGP_RESTARTS=1",
-)
 def test_a_killed_worker_is_restarted_from_the_checkpoint(rows):
     subprocess.run(command(rows, "--out", str(rows / "whole"), processes=2), check=True, capture_output=True)
     more = ["--out", str(rows / "model"), "--checkpoint", str(rows / "kept")]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,12 @@ def joined() -> Iterator[Group]:
         return
     if torch.cuda.is_available():  # each process its own
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    # The store outlives a restart. Without a name of their own, restarted processes may find where those before them
+    # listened, and wait for ever for the dead.
+    store, rank, count = next(rendezvous("env://"))
+    named = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=named, rank=rank, world_size=count)
     try:
         yield current()
     finally:
