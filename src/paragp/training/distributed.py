@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 
@@ -80,7 +81,7 @@ def joined() -> Iterator[Group]:
     # The store outlives a restart. Without a name of their own, restarted processes may find where those before them
     # listened, and wait for ever for the dead.
     store, rank, count = next(rendezvous("env://"))
-    named = dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    named = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=named, rank=rank, world_size=count)
     try:
