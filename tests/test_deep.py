@@ -26,6 +26,17 @@ def regressor(**options):
     return ParametricGPRegressor(**({"n_inducing": 20, "max_epochs": 10, "random_state": 0} | options))
 
 
+def refused_with(folder, name, value):
+    """A model whose config was altered, and its checksum with it, is not read."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config[name] = value
+    config["config_sha256"] = _checksum(config)
+    file.write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match="cannot be read as a model"):
+        ParametricGPRegressor.load(folder)
+
+
 class Tower(nn.Module):
     """A module that is more than layers with ReLU between them."""
 
@@ -113,13 +124,7 @@ def test_layers_that_are_more_than_their_sizes_are_not_saved(tmp_path):
 @pytest.mark.parametrize("stored", [[8, 3], [9, 2], [8], [10**10], [], [8, -2], [8, 2.0], {"a": 1}, 7])
 def test_altered_sizes_are_found(stored, tmp_path):
     regressor(features=(8, 2)).fit(X, Y).save(tmp_path / "model")
-    file = tmp_path / "model" / "config.json"
-    config = json.loads(file.read_text())
-    config["features"] = stored
-    config["config_sha256"] = _checksum(config)
-    file.write_text(json.dumps(config))
-    with pytest.raises(ModelFileError, match="cannot be read as a model"):
-        ParametricGPRegressor.load(tmp_path / "model")
+    refused_with(tmp_path / "model", "features", stored)
 
 
 def test_a_module_of_ones_own_is_saved_by_its_values(tmp_path):
@@ -250,13 +255,7 @@ def test_a_mean_of_ones_own_is_saved_by_its_values(tmp_path):
 @pytest.mark.parametrize("stored", [[8, 2], [8], [9, 1], [], None, 7])
 def test_altered_sizes_of_a_mean_are_found(stored, tmp_path):
     regressor(mean=(8,), max_epochs=1).fit(X, Y).save(tmp_path / "model")
-    file = tmp_path / "model" / "config.json"
-    config = json.loads(file.read_text())
-    config["mean"] = stored
-    config["config_sha256"] = _checksum(config)
-    file.write_text(json.dumps(config))
-    with pytest.raises(ModelFileError, match="cannot be read as a model"):
-        ParametricGPRegressor.load(tmp_path / "model")
+    refused_with(tmp_path / "model", "mean", stored)
 
 
 def test_means_that_cannot_be_used_are_refused():
