@@ -16,6 +16,7 @@ from gpytorch.kernels import Kernel
 from linear_operator.utils.linear_cg import linear_cg
 from linear_operator.utils.warnings import NumericalWarning
 from scipy.optimize import minimize
+from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
 from paragp.data.rows import Data, check_finite, check_inputs, checked
@@ -410,7 +411,9 @@ def maximise(module: nn.Module, value: Callable[[], Tensor], iterations: int, pr
         return result
 
     callback = None if progress is None else lambda _: progress()
-    minimize(loss, start, jac=True, method="L-BFGS-B", callback=callback, options={"maxiter": iterations})
+    # SciPy's own BLAS would keep all cores spinning between its tiny products, where torch needs them.
+    with ThreadpoolController().select(prefix="libscipy_openblas").limit(limits=1):
+        minimize(loss, start, jac=True, method="L-BFGS-B", callback=callback, options={"maxiter": iterations})
     nn.utils.vector_to_parameters(torch.from_numpy(best[1]).to(parameters[0]), parameters)
     for parameter in parameters:
         parameter.data = parameter.data.clone()  # of its own, no longer a view of the flat vector

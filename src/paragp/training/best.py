@@ -17,7 +17,7 @@ from paragp.predictive import Array
 from paragp.training.distributed import ALONE, Group
 from paragp.training.loop import Epoch
 
-KEPT = ("nll", "crps", "before", "epoch", "searching", "since", "ran_out")  # of Best, in a checkpoint
+KEPT = ("nll", "crps", "before", "epoch", "searching", "since", "ran_out", "limit")  # of Best, in a checkpoint
 
 
 class Trial(NamedTuple):
@@ -50,14 +50,11 @@ class Best:
         self.before = math.inf  # the best NLL before the current trial
         self.searching = False  # beyond the first value, which sharper spikes would win by a mean that gives up
         self.trial = self.current = Trial(1.0, None)
-        self.since, self.ran_out, self.clock = 0, False, time.perf_counter()
+        self.since, self.limit, self.ran_out, self.clock = 0, patience, False, time.perf_counter()
 
     def standing(self) -> dict[str, Any]:
         """All that it knows, for a checkpoint."""
-        plain = {
-            name: getattr(self, name) for name in ("nll", "crps", "before", "epoch", "searching", "since", "ran_out")
-        }
-        return plain | {
+        return {name: getattr(self, name) for name in KEPT} | {
             "history": [asdict(record) for record in self.history], "first": self.first, "state": self.state,
             "trial": tuple(self.trial), "current": tuple(self.current), "elapsed": time.perf_counter() - self.clock,
         }  # fmt: skip
@@ -70,8 +67,11 @@ class Best:
         self.clock = time.perf_counter() - standing["elapsed"]
         self.trial, self.current = Trial(*standing["trial"]), Trial(*standing["current"])
 
-    def begin(self, trial: Trial) -> None:
+    def begin(self, trial: Trial, patience: int | None = None) -> None:
+        """Before a trial, which may have less patience than the first one."""
         self.current, self.since, self.before = trial, 0, self.nll
+        if self.patience is not None:
+            self.limit = self.patience if patience is None else min(patience, self.patience)
         if not self.history:
             self.trial = trial
             if self.patience is not None:  # the start is a candidate, too
@@ -97,7 +97,7 @@ class Best:
         if self.patience is not None:
             self._consider(record.validation)
         stop = self.on_epoch is not None and self.on_epoch(record) is True
-        self.ran_out = self.patience is not None and self.validation is not None and self.since >= self.patience
+        self.ran_out = self.limit is not None and self.validation is not None and self.since >= self.limit
         return stop or self.ran_out
 
     def end(self) -> bool:

@@ -41,6 +41,7 @@ from paragp.training.start import fit_kernel, stretch
 FULL_BATCH = 1000  # rows: up to here a batch is the whole table
 COOL_SHARE, COOL_RATE = 0.3, 0.3  # of the epochs and of the learning rate, after patience ended the first training
 SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
+PATIENCE_SHARE, LEAST_PATIENCE = 0.05, 2  # of the epochs, in what follows the first training: it helps soon or never
 ROWS_OF_THE_PRIOR = 100  # PPGPR's beta_reg starts near this over the number of rows
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
 
@@ -212,6 +213,7 @@ def train(
     """
     full = settings.config(data.size)
     short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
+    soon = max(LEAST_PATIENCE, _share(PATIENCE_SHARE, full.epochs))
     model = new_model(settings, data.sample, generator) if start is None else start
     group.agree(list(model.state_dict().values()))
     coefficients = model.family.mean_parameters
@@ -221,16 +223,16 @@ def train(
 
     log = _Log(model, best, checkpoint)
 
-    def attempt(trial: Trial, config: Config) -> bool:
+    def attempt(trial: Trial, config: Config, patience: int | None = None) -> bool:
         """Train with this trial's values from the best state so far; whether that made it better."""
-        best.begin(trial)
+        best.begin(trial, patience)
         with _seeded(model, generator):
             _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best, group, log)
         return best.end()
 
     def attempt_of_search(trial: Trial) -> bool:
         try:
-            return attempt(trial, short)
+            return attempt(trial, short, soon)
         except HopelessError as error:
             warnings.warn(f"beta = {trial.beta:g} was left out of the search. {error}", RuntimeWarning, stacklevel=2)
             best.restore()
@@ -243,7 +245,8 @@ def train(
     log.recall(lambda: attempt(first, full))
     cooling = log.recall(epochs_to_cool)
     if cooling > 0:
-        log.recall(lambda: attempt(first, replace(full, epochs=cooling, learning_rate=full.learning_rate * COOL_RATE)))
+        cool = replace(full, epochs=cooling, learning_rate=full.learning_rate * COOL_RATE)
+        log.recall(lambda: attempt(first, cool, soon))
     best.searching = True
     for row in rows:
         for trial in row:
