@@ -3,10 +3,12 @@
     PARAGP_DATA=... python benchmarks/scale.py stream --json       houseelectric from files against the same in memory
     python benchmarks/scale.py growth --rows 10000000,100000000    a made table, written once and deleted afterwards
     PARAGP_DATA=... python benchmarks/scale.py processes --json    two processes of one thread against one
+    PARAGP_DATA=... python benchmarks/scale.py constants --json    of the cost model: computing, reading, sending
 
 Each figure comes from a process of its own that makes the statistics (where it streams), starts a model at random rows
 and times one epoch of Algorithm 1, reading included; `--steps` ends it earlier. Peak memory is above what the process
-had after its imports. The two sides of a comparison take turns, `--repeats` times.
+had after its imports. The two sides of a comparison take turns, `--repeats` times. What is measured is kept in
+results/scale.json, each part by its name.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import machine
@@ -26,15 +29,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from paragp.atomic import writing
 from paragp.data.files import read_table
 from paragp.data.rows import Data, Rows, Share, bounds
 from paragp.data.stream import Source, Stream, plan, survey
 from paragp.data.tables import encode, fit_columns, fit_target
 from paragp.gp.methods import METHODS
+from paragp.gp.model import ParametricGP
 from paragp.training.distributed import Group, joined
 from paragp.training.loop import Config, Standing, fit
 
+OUT = Path(__file__).parent / "results" / "scale.json"
 METHOD, BETA, SEED = "ppgpr-mfd", 0.05, 0
+SMALL_BATCH = 100  # rows: a step that has hardly any
 CHUNK = 1_000_000  # rows of a made table that are written at once
 
 
@@ -65,11 +72,15 @@ class _EnoughError(Exception):
     pass
 
 
+def started(rows: Rows, M: int) -> ParametricGP:
+    """A model whose points are random rows."""
+    Z = rows.sample.x[torch.randperm(len(rows.sample.y), generator=torch.Generator().manual_seed(SEED))]
+    return METHODS[METHOD].model("matern52", Z[:M].clone(), Z[M : 2 * M].clone())
+
+
 def epoch(rows: Rows, M: int, B: int, steps: int | None, group: Group) -> dict:
     """Seconds of an epoch, or of its first steps after the first."""
-    Z = rows.sample.x[torch.randperm(len(rows.sample.y), generator=torch.Generator().manual_seed(SEED))]
-    method = METHODS[METHOD]
-    model = method.model("matern52", Z[:M].clone(), Z[M : 2 * M].clone())
+    model, method = started(rows, M), METHODS[METHOD]
     times: list[float] = []
 
     def after(at: Standing) -> None:
@@ -86,9 +97,37 @@ def epoch(rows: Rows, M: int, B: int, steps: int | None, group: Group) -> dict:
     return {"rows": rows.size, "steps": len(sizes), "seconds": seconds, "rows_per_s": float(sizes.sum()) / seconds}
 
 
+def reading(rows: Stream, B: int, blocks: int = 40) -> dict:
+    """Seconds a row to decode the files, and to make batches of them on top of that, without reading ahead."""
+    block_rows, seconds = 0, time.perf_counter()
+    for block in islice(rows.source.read(rows.wanted.all_names), blocks):
+        block_rows += len(block.table)
+    decode = (time.perf_counter() - seconds) / block_rows
+    batch_rows, seconds = 0, time.perf_counter()
+    for _, part in islice(rows._parts(rows.source.pieces), blocks):
+        batch_rows += len(part.y)
+    whole = (time.perf_counter() - seconds) / batch_rows
+    order = torch.randperm(len(rows.sample.y), generator=torch.Generator().manual_seed(SEED))
+    taking = machine.timed(lambda: rows.sample.take(order[:B])) / min(B, len(order))
+    return {"decode_row_seconds": decode, "encode_row_seconds": max(whole - decode, 0.0) + taking}
+
+
+def sending(rows: Rows, M: int, group: Group, repeats: int = 50) -> dict:
+    """Seconds to add up a gradient, and the numbers it has."""
+    parts = [torch.zeros_like(parameter) for parameter in started(rows, M).parameters()]
+    seconds = [machine.timed(lambda: group.add(parts)) for _ in range(repeats)]
+    return {"numbers": sum(part.numel() for part in parts), "send_seconds": statistics.median(seconds)}
+
+
 def child(options: argparse.Namespace) -> None:
     base = machine.peak_mb()
     with joined() as group:
+        if options.side == "constants":
+            rows = streamed(Path(options.place), options.target, group)
+            found = sending(rows, options.M, group) if group.count > 1 else reading(rows, options.B)
+            if not group.rank:
+                print(json.dumps(found))
+            return
         start = time.perf_counter()
         rows = (streamed if options.side == "stream" else in_memory)(Path(options.place), options.target, group)
         prepared = time.perf_counter() - start
@@ -177,8 +216,7 @@ def processes(options: argparse.Namespace) -> dict:
              for count in (1, 2)}  # fmt: skip
     found = in_turns(sides, options.repeats)
     one, two = (middle(rows, "rows_per_s") for rows in found.values())
-    small = argparse.Namespace(**{**vars(options), "B": 100, "steps": 30})
-    repeated = 100 / measure(small, "stream", place, target, processes=1)["rows_per_s"]  # a step that has hardly rows
+    repeated = step_without_rows(options)
     whole = options.B / one
     bound = whole / (repeated + (whole - repeated) / 2)
     print(
@@ -187,15 +225,50 @@ def processes(options: argparse.Namespace) -> dict:
     return {"runs": found, "speed_up": two / one, "step_seconds": whole, "repeated_seconds": repeated, "bound": bound}
 
 
+def step_without_rows(options: argparse.Namespace) -> float:
+    """Seconds of what every process repeats in a step."""
+    small = argparse.Namespace(**{**vars(options), "B": SMALL_BATCH, "steps": 30})
+    return SMALL_BATCH / measure(small, "stream", *houseelectric(), processes=1)["rows_per_s"]
+
+
+def constants(options: argparse.Namespace) -> dict:
+    """Of the cost model, for one thread, and what it says of one process and of two."""
+    place, target = houseelectric()
+    found = {"repeated_seconds": step_without_rows(options)}
+    for processes in (1, 2):
+        found |= measure(options, "constants", place, target, processes=processes)
+    one = statistics.median(
+        options.B / measure(options, "stream", place, target, processes=1)["rows_per_s"] for _ in range(options.repeats)
+    )
+    reading = found["decode_row_seconds"] + found["encode_row_seconds"]
+    found["row_seconds"] = (one - found["repeated_seconds"]) / (options.B - SMALL_BATCH) - reading
+    found["step_seconds"] = {k: step_seconds(found, options.B, k) for k in (1, 2)}
+    print(", ".join(f"{key} {value}" for key, value in found.items()))
+    return found
+
+
+def step_seconds(found: dict, B: int, processes: int) -> float:
+    """The cost model: a step of B rows by so many processes of one thread each.
+
+    All repeat what no row enters and decode all rows; each encodes and trains on its share; sending takes as long as
+    between two, twice that where there are many (a ring sends each number about twice).
+    """
+    share = B / processes
+    sent = {1: 0.0, 2: found["send_seconds"]}.get(processes, 2 * found["send_seconds"])
+    rows = share * (found["row_seconds"] + found["encode_row_seconds"]) + B * found["decode_row_seconds"]
+    return found["repeated_seconds"] + rows + sent
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["stream", "growth", "processes", "child"])
+    parser.add_argument("what", choices=["stream", "growth", "processes", "constants", "child"])
     parser.add_argument("--M", type=int, help="1000, for growth 500")
     parser.add_argument("--B", type=int, default=10_000)
     parser.add_argument("--steps", type=int, help="of an epoch; all if left out")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", default="10000000,100000000", help="of the made tables")
     parser.add_argument("--folder", help="for the made tables")
+    parser.add_argument("--out", default=str(OUT), help="where what is measured is kept")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     for name in ("--side", "--place", "--target"):
         parser.add_argument(name, help=argparse.SUPPRESS)
@@ -205,7 +278,11 @@ def main() -> None:
         child(options)
         return
     report = {"machine": machine.describe(), "M": options.M, "B": options.B}
-    report |= {"stream": stream, "growth": growth, "processes": processes}[options.what](options)
+    measures = {"stream": stream, "growth": growth, "processes": processes, "constants": constants}
+    report |= measures[options.what](options)
+    known = json.loads(Path(options.out).read_text(encoding="utf-8")) if Path(options.out).exists() else {}
+    with writing(Path(options.out)) as part:
+        part.write_text(json.dumps(known | {options.what: report}, indent=1) + "\n", encoding="utf-8")
     if options.json:
         print(json.dumps(report))
 

@@ -1,4 +1,4 @@
-"""The tables of README and docs/speed.md, from the files in benchmarks/results/.
+"""The tables of README, docs/speed.md and docs/quality.md, from the files in benchmarks/results/ and results/lite/.
 
 python benchmarks/table.py
 """
@@ -12,10 +12,12 @@ from quality import reached
 
 from paragp.gp.methods import METHODS
 from paragp.paper.protocol import SMALLER as SETS
+from paragp.paper.protocol import read, timing
 from paragp.paper.reported import reported
 from paragp.paper.tables import METRICS
 
 RESULTS = Path(__file__).parent / "results"
+LITE = Path(__file__).parents[1] / "results" / "lite"
 
 
 def load(name: str) -> dict:
@@ -79,12 +81,26 @@ def precision_table() -> str:
 
 
 def quality_runs() -> dict[tuple[str, str], list[dict]]:
-    """The stored runs of quality.py with the default recipe, by data set and method."""
+    """The stored runs with the default recipe, by data set and method: those of quality.py, and of `paragp paper run`
+    where there are none (the two train alike)."""
+    files = [file for file in sorted((RESULTS / "quality").glob("[!.]*.json")) if "=" not in file.name]  # the defaults
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    known = {(run["dataset"], run["method"], run["split"]) for run in runs}
+    runs += [run for run in lite_runs() if (run["dataset"], run["method"], run["split"]) not in known]
     found: dict[tuple[str, str], list[dict]] = {}
-    for file in sorted((RESULTS / "quality").glob("[!.]*.json")):
-        run = json.loads(file.read_text(encoding="utf-8"))
-        if "=" not in file.name:  # the defaults
-            found.setdefault((run["dataset"], run["method"]), []).append(run)
+    for run in runs:
+        found.setdefault((run["dataset"], run["method"]), []).append(run)
+    return found
+
+
+def lite_runs() -> list[dict]:
+    """The runs of `paragp paper run --profile lite` that searched their own grid, as quality.py would store them."""
+    found = []
+    for run in read(LITE):
+        spec, seconds = run["spec"], timing(run["spec"], LITE)
+        if spec["beta"] is None:
+            machine = {key: seconds[key] for key in ("threads", "cores")}
+            found.append({**spec, **run["scores"], "curve": [], "seconds": seconds["seconds"], "machine": machine})
     return found
 
 
@@ -131,7 +147,10 @@ def tradeoff_table(name: str = "pol", method: str = "ppgpr-mfd", split: int = 0)
 
 
 def soonest_table(method: str = "ppgpr-mfd") -> str:
-    """When each side first reached the NLL at which GPyTorch ended; split 0, of the sets that both were run on."""
+    """When each side first reached the NLL at which GPyTorch ended; split 0, of the sets that both were run on.
+
+    GPyTorch may pass that NLL early and get worse again, so its whole training stands beside, and both ratios.
+    """
     lines = []
     for name in SETS:
         file = place(name, method)
@@ -141,12 +160,15 @@ def soonest_table(method: str = "ppgpr-mfd") -> str:
             continue
         peer = by_seconds(found)
         ended = peer[-1]
-        ours, first = reached(runs[0]["curve"], ended["nll"]), reached(peer, ended["nll"])
-        reached_after = ["never", ""] if ours is None else [f"{ours:.0f} s", f"{first / ours:.0f}"]
+        ours = reached(runs[0]["curve"], ended["nll"])
+        theirs = [reached(peer, ended["nll"]), ended["seconds"]]
+        after = (
+            ["never", "", ""] if ours is None else [f"{ours:.0f} s", *(f"{seconds / ours:.0f}" for seconds in theirs)]
+        )
         scores = [f"{scores[metric]:.3f}" for scores in (ended, runs[0]) for metric in METRICS]
-        lines.append([name, str(ended["epoch"]), *scores[:3], f"{first:.0f} s", *reached_after, *scores[3:]])
-    columns = ["data set", "GPyTorch's epochs", "its NLL", "RMSE", "CRPS", "first after", "ours after", "ratio"]
-    return markdown([*columns, "our NLL", "RMSE", "CRPS"], lines)
+        lines.append([name, str(ended["epoch"]), *scores[:3], *(f"{s:.0f} s" for s in theirs), *after, *scores[3:]])
+    columns = ["data set", "GPyTorch's epochs", "its NLL", "RMSE", "CRPS", "first there after", "whole training"]
+    return markdown([*columns, "ours there after", "ratio", "to the whole", "our NLL", "RMSE", "CRPS"], lines)
 
 
 def methods_table() -> str:

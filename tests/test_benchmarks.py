@@ -68,6 +68,25 @@ def test_quality_keeps_its_contract(small_table):
     assert again == [row]  # from its file
 
 
+def test_scale_keeps_its_contract(small_table):
+    (small_table / "uci" / "small.parquet").rename(small_table / "uci" / "houseelectric.parquet")
+    out = small_table / "scale.json"
+    report = run("scale.py", *f"stream --M 10 --B 50 --repeats 1 --out {out} --json".split())
+    memory, stream = (report["runs"][side][0]["rows_per_s"] for side in ("memory", "stream"))
+    assert report["tax"] == pytest.approx(memory / stream - 1)
+    assert json.loads(out.read_text())["stream"]["tax"] == report["tax"]
+
+
+def test_the_cost_model_adds_up():
+    import scale
+
+    found = {"repeated_seconds": 0.1, "row_seconds": 1e-4, "encode_row_seconds": 1e-5, "decode_row_seconds": 1e-6,
+             "send_seconds": 0.01}  # fmt: skip
+    assert scale.step_seconds(found, 1000, 1) == pytest.approx(0.1 + 0.111)
+    assert scale.step_seconds(found, 1000, 2) == pytest.approx(0.1 + 0.055 + 0.001 + 0.01)
+    assert scale.step_seconds(found, 1000, 100) == pytest.approx(0.1 + 0.0011 + 0.001 + 0.02)
+
+
 def test_the_time_to_a_target_is_the_first_that_reached_it():
     import quality
 
