@@ -111,13 +111,13 @@ class Profile:
     M: int
     sizes: tuple[int, ...]
     recipe: str
-    epochs: int | None  # of the GPs; None: the recipe's
+    epochs: int  # of the GPs
     dropout_epochs: int
 
 
 PROFILES = {
     "smoke": Profile(("diabetes",), 1, 20, (16, 8), "auto", epochs=5, dropout_epochs=5),
-    "lite": Profile(tuple(CITIES), 1, 1024, SIZES, "auto", epochs=None, dropout_epochs=40),
+    "lite": Profile(tuple(CITIES), 1, 1024, SIZES, "auto", epochs=15, dropout_epochs=30),
     "full": Profile(tuple(CITIES), 1, 1024, SIZES, "adam", epochs=200, dropout_epochs=200),  # the paper's
 }
 
