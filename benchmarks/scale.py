@@ -31,8 +31,9 @@ import torch
 
 from paragp.atomic import writing
 from paragp.data.files import read_table
+from paragp.data.parquet import Source
 from paragp.data.rows import Data, Rows, Share, bounds
-from paragp.data.stream import Source, Stream, plan, survey
+from paragp.data.stream import Stream, plan, survey
 from paragp.data.tables import encode, fit_columns, fit_target
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP

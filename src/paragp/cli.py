@@ -20,7 +20,7 @@ from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistributi
 from paragp.artefact import check_destination, load, plain, read_config
 from paragp.atomic import check_place, writing
 from paragp.data.files import check_columns, read_table, some, writing_table
-from paragp.data.stream import is_many, names_of, rows_of, too_large
+from paragp.data.parquet import is_many, names_of, rows_of, too_large
 from paragp.estimator import FULL_BATCH
 from paragp.metrics import Scores
 from paragp.onnx import export as export_onnx

@@ -33,8 +33,9 @@ from paragp.checks import (
     warn_of_constants,
 )
 from paragp.conformal import Calibration
+from paragp.data.parquet import Source
 from paragp.data.rows import Data, Rows, Share
-from paragp.data.stream import Source, Stream, plan, survey
+from paragp.data.stream import Stream, plan, survey
 from paragp.data.tables import (
     Array,
     Column,

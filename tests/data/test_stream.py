@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from paragp import ParametricGPRegressor
 from paragp.cli import app
 from paragp.data import stream
+from paragp.data.parquet import Source, read_ahead
 from paragp.data.rows import bounds
-from paragp.data.stream import Source, Stream, _sorted_sample, plan, read_ahead, survey
+from paragp.data.stream import Stream, _sorted_sample, plan, survey
 from paragp.data.tables import fit_columns, fit_target
 from paragp.metrics import nll
 
