@@ -49,13 +49,7 @@ def compare(width: int, rows: int, d: int, M: int, samples: int, repeats: int) -
     sizes = tuple(width * size for size in SIZES)
     x = torch.randn(rows, d, generator=torch.Generator().manual_seed(1))
     calls = {"deep_kernel": deep_kernel(sizes, x, M), "dropout": dropout(sizes, x, samples)}
-    seconds: dict[str, list[float]] = {side: [] for side in calls}
-    for call in calls.values():
-        call()
-    for _ in range(repeats):
-        for side, call in calls.items():
-            seconds[side].append(machine.timed(call))
-    quartiles = {side: machine.quartiles(values) for side, values in seconds.items()}
+    quartiles = {side: machine.quartiles(values) for side, values in machine.taking_turns(calls, repeats).items()}
     weights = sum(one * other for one, other in zip((d, *sizes), sizes, strict=False))
     return {
         "width": width, "weights": weights, "rows": rows, "M": M, "samples": samples,

@@ -6,7 +6,7 @@ import pathlib
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -29,6 +29,17 @@ def timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def taking_turns(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each call, repeated: warmed up first, then one after the other, so that all see the same machine."""
+    for call in calls.values():
+        call()
+    seconds: dict[str, list[float]] = {side: [] for side in calls}
+    for _ in range(repeats):
+        for side, call in calls.items():
+            seconds[side].append(timed(call))
+    return seconds
 
 
 def gemm_rate(repeats: int = 5) -> float:

@@ -1,27 +1,36 @@
-"""Mean and standard deviation of y for many rows, ours against GPyTorch; and the mean alone.
+"""Mean and standard deviation of y for many rows: ours, GPyTorch's and our exported graph's; and the mean alone.
 
     python benchmarks/predict.py
     python benchmarks/predict.py --methods ppgpr-mfd --rows 200000 --json
 
 GPyTorch runs in eval mode without gradients, its caches warm, in chunks as its users must; every chunk size of
-`--chunks` is tried and the best one counts. The two sides alternate in one process. Peak memory is that of a process of
-its own, at the full number of rows and at a tenth of them.
+`--chunks` is tried and the best one counts. So it is with the exported ONNX graph, which onnxruntime runs on as many
+threads as torch has; it computes in float64, we and GPyTorch in float32, and its answers are compared with ours. All
+sides alternate in one process. Peak memory is that of a process of its own, at the full number of rows and at a tenth
+of them.
 """
 
 import argparse
 import json
+import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import gpytorch
 import machine
+import numpy as np
 import torch
 from peers import PEERS, PeerGP
 
 from paragp import METHODS
+from paragp.data.tables import Column, Target
+from paragp.fitted import Fitted
 
 METHODS_SHOWN = "ppgpr-mfd,ppgpr-mf,ppgpr-chol,ppgpr-delta,svgp,od-svgp"
+TOLERANCE = 1e-3  # between the graph in float64 and the model in float32, in the target's deviations
 
 
 def inputs(rows: int, M: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,6 +65,37 @@ def peer(name: str, rows: int, M: int, d: int, chunk: int = 1000) -> Callable[[]
     return predict
 
 
+def session(name: str, M: int, d: int) -> Any:
+    """The exported graph of the same model in onnxruntime, for inputs and a target that need no scaling."""
+    import onnxruntime  # here, so that the peak memory of the other sides is without it
+
+    from paragp.onnx import export
+
+    Z, _ = inputs(0, M, d)
+    columns = tuple(Column(f"x{i}", "numeric") for i in range(d))
+    fitted = Fitted(name, METHODS[name].model("matern52", Z), columns, Target("y", 0.0, 1.0), {})
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "model.onnx")
+        export(fitted, file)
+        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def graph(exported: Any, rows: int, M: int, d: int, chunk: int = 1000) -> Callable[[], list[np.ndarray]]:
+    """Gives mean and deviation, (2, chunk) of each chunk."""
+    x = inputs(rows, M, d)[1].double().numpy()
+    parts = np.split(x, range(chunk, rows, chunk))
+    return lambda: [np.stack(exported.run(["y_mean", "y_std"], {"X": part})) for part in parts]
+
+
+def difference(found: list[np.ndarray], name: str, rows: int, M: int, d: int) -> float:
+    """The largest between the graph and the model, in the target's deviations."""
+    Z, x = inputs(rows, M, d)
+    dist = METHODS[name].model("matern52", Z).predict(x)
+    return float(np.abs(np.hstack(found) - np.stack([dist.mean, dist.std])).max())
+
+
 SIDES = {"ours": ours, "our_mean": our_mean, "gpytorch": peer}
 
 
@@ -72,19 +112,22 @@ def compare(name: str, rows: int, M: int, d: int, chunks: list[int], repeats: in
     best = min(chunks, key=lambda chunk: warm_time(peer(name, trial, M, d, chunk)))
     calls = {"ours": ours(name, rows, M, d), "our_mean": our_mean(name, rows, M, d)}
     calls["gpytorch"] = peer(name, trial, M, d, best)  # a tenth of the rows: its time is proportional to them
-    seconds: dict[str, list[float]] = {side: [] for side in calls}
-    for call in calls.values():
-        call()
-    for _ in range(repeats):
-        for side, call in calls.items():
-            seconds[side].append(machine.timed(call))
+    exported = session(name, M, d)
+    best_of_graph = min(chunks, key=lambda chunk: warm_time(graph(exported, trial, M, d, chunk)))
+    calls["onnxruntime"] = graph(exported, trial, M, d, best_of_graph)
+    error = difference(calls["onnxruntime"](), name, trial, M, d)
+    if error > TOLERANCE:
+        raise SystemExit(f"{name}: the graph differs from the model by {error:.1e}, more than {TOLERANCE:g}.")
     rate = {
-        side: (trial if side == "gpytorch" else rows) / machine.quartiles(values)[1] for side, values in seconds.items()
+        side: (rows if side in ("ours", "our_mean") else trial) / machine.quartiles(seconds)[1]
+        for side, seconds in machine.taking_turns(calls, repeats).items()
     }
     return {
         "method": name, "rows": rows, "M": M, "d": d, "gpytorch_chunk": best,
         "ours_rows_per_s": rate["ours"], "gpytorch_rows_per_s": rate["gpytorch"],
         "ratio": rate["ours"] / rate["gpytorch"], "mean_alone_rows_per_s": rate["our_mean"],
+        "onnxruntime_rows_per_s": rate["onnxruntime"], "onnxruntime_chunk": best_of_graph,
+        "onnxruntime_difference": error,
         "ours_peak_mb": peak_memory("ours", name, rows, M, d, best),
         "ours_peak_mb_a_tenth": peak_memory("ours", name, rows // 10, M, d, best),
         "gpytorch_peak_mb": peak_memory("gpytorch", name, trial, M, d, best),
@@ -97,10 +140,12 @@ def warm_time(call: Callable[[], object]) -> float:
 
 
 def show(row: dict) -> str:
+    graph_rate = f"{row['onnxruntime_rows_per_s'] / 1e3:.1f} k (chunks of {row['onnxruntime_chunk']})"
     return (
         f"{row['method']:<12} ours {row['ours_rows_per_s'] / 1e3:6.1f} k rows/s   gpytorch "
         f"{row['gpytorch_rows_per_s'] / 1e3:5.1f} k (chunks of {row['gpytorch_chunk']})   ratio {row['ratio']:.2f}   "
-        f"mean alone {row['mean_alone_rows_per_s'] / 1e3:.0f} k   peak {row['ours_peak_mb']:.0f} MB "
+        f"mean alone {row['mean_alone_rows_per_s'] / 1e3:.0f} k   onnxruntime {graph_rate}, "
+        f"{row['onnxruntime_difference']:.0e} from ours   peak {row['ours_peak_mb']:.0f} MB "
         f"({row['ours_peak_mb_a_tenth']:.0f} at a tenth of the rows) / {row['gpytorch_peak_mb']:.0f} MB"
     )
 
@@ -111,7 +156,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--M", type=int, default=1000)
     parser.add_argument("--d", type=int, default=26)
-    parser.add_argument("--chunks", default="500,1000,2000,5000", help="chunk sizes tried for GPyTorch")
+    parser.add_argument("--chunks", default="500,1000,2000,5000", help="chunk sizes tried for GPyTorch and the graph")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--peak-of", choices=SIDES, help=argparse.SUPPRESS)

@@ -48,12 +48,17 @@ def step_table() -> str:
 
 
 def predict_table() -> str:
-    rates = ("ours_rows_per_s", "gpytorch_rows_per_s", "mean_alone_rows_per_s")
+    columns = {
+        "ours, rows/s": "ours_rows_per_s", "GPyTorch, rows/s": "gpytorch_rows_per_s", "ratio": "ratio",
+        "mean alone, rows/s": "mean_alone_rows_per_s", "onnxruntime, rows/s": "onnxruntime_rows_per_s",
+    }  # fmt: skip
+    rows = load("predict")["rows"]
+    shown = {label: key for label, key in columns.items() if key in rows[0]}  # the graph is not always measured
     lines = []
-    for row in load("predict")["rows"]:
-        ours, theirs, mean = (f"{row[rate] / 1e3:.0f} k" for rate in rates)
-        lines.append([f"`{row['method']}`", ours, theirs, f"{row['ratio']:.1f}", mean])
-    return markdown(["prediction, M = 1000", "ours, rows/s", "GPyTorch, rows/s", "ratio", "mean alone, rows/s"], lines)
+    for row in rows:
+        cells = [f"{row[key]:.1f}" if key == "ratio" else f"{row[key] / 1e3:.0f} k" for key in shown.values()]
+        lines.append([f"`{row['method']}`", *cells])
+    return markdown(["prediction, M = 1000", *shown], lines)
 
 
 def growth_table() -> str:
@@ -184,6 +189,62 @@ def methods_table() -> str:
     return markdown(["NLL (the paper's)", *SETS], lines)
 
 
+def by_level(rows: list[dict], *keys: str) -> dict[tuple, list[dict]]:
+    """Rows that share the values of these keys, one for each level."""
+    found: dict[tuple, list[dict]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
+def levels(rows: list[dict]) -> list[str]:
+    return [f"{level:.0%}" for level in sorted({row["level"] for row in rows})]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def coverage_table() -> str:
+    """Mean coverage over divisions beside what the theory expects, and the share of divisions far off, in per cent."""
+    rows, lines = load("coverage")["coverage"], []
+    for (name, n), found in by_level(rows, "dataset", "calibration_rows").items():
+        means = [
+            f"{100 * row['mean']:.2f} ({100 * row['expected_mean']:.2f} ± {100 * row['standard_error']:.2f})"
+            for row in found
+        ]
+        far, expected = (percent(statistics.mean(row[key] for row in found)) for key in ("outside", "expected_outside"))
+        lines.append([name, f"{n:,}", *means, f"{far} ({expected})"])
+    for (name,), found in by_level(rows, "dataset").items():
+        normal = {row["level"]: percent(row["normal"]) for row in found}
+        lines.append([f"{name}, the model's normal", "", *normal.values(), ""])
+    return markdown(["data set", "calibration rows", *levels(rows), "far off"], lines)
+
+
+def widths_table() -> str:
+    """Mean widths at each level, in the target's deviations, and coverages at 90 %, in per cent."""
+    rows, lines = load("coverage")["widths"], []
+    for (name, label), found in by_level(rows, "dataset", "intervals").items():
+        (at_90,) = (row for row in found if row["level"] == 0.9)
+        covered = [percent(at_90[key]) for key in ("coverage", "coverage_widest_tenth")]
+        lines.append([name, label, *(f"{row['width']:.3f}" for row in found), *covered])
+    columns = ["data set", "intervals", *(f"width at {level}" for level in levels(rows))]
+    return markdown([*columns, "covered at 90%", "of the tenth with the largest deviations"], lines, words=2)
+
+
+def groups_table() -> str:
+    """Coverage in each group of a made table, calibrated without and with `by`, in per cent."""
+    rows = load("coverage")["groups"]
+    lines = [
+        [group, "by group" if by else "all rows together", *(percent(row["coverage"]) for row in found)]
+        for (by, group), found in by_level(rows, "by", "group").items()
+    ]
+    return markdown(["group", "calibrated", *levels(rows)], lines, words=2)
+
+
 if __name__ == "__main__":
-    tables = (step_table, predict_table, growth_table, precision_table, quality_table, soonest_table, methods_table)
+    tables = (
+        step_table, predict_table, growth_table, precision_table, quality_table, soonest_table, methods_table,
+        coverage_table, widths_table, groups_table,
+    )  # fmt: skip
     print(*(table() for table in tables), sep="\n\n")

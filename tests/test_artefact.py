@@ -197,6 +197,22 @@ def test_the_parameters_come_back(tmp_path):
     assert_same_predictions(model, again, X.round())
 
 
+def test_the_history_comes_back(tmp_path):
+    model = fit()
+    model.fitted_.history[0]["nll"] = np.nan
+    model.save(tmp_path / "model")
+    loaded = ParametricGPRegressor.load(tmp_path / "model")
+    assert len(loaded.history_) == model.n_iter_ > 1
+    assert np.isnan(loaded.history_[0].pop("nll"))
+    model.history_[0].pop("nll")
+    assert loaded.history_ == model.history_
+
+
+def test_a_folder_of_before_histories_were_saved_has_none(folder):
+    rewrite(folder, lambda config: config.pop("history"))
+    assert ParametricGPRegressor.load(folder).history_ == []
+
+
 def test_parameters_that_are_no_json_are_left_at_their_defaults(tmp_path):
     model = fit(kernel=RBFKernel(), device=torch.device("cpu"))
     model.set_params(random_state=np.random.RandomState(0)).fit(X, y).save(tmp_path / "model")
@@ -523,6 +539,13 @@ RBF = ("kernel", "parts", 0, "base")
         (setting("summary", "kernel", value=["rbf"]), "does not name the precision and the kernel"),
         (setting("summary", "validation_scores", value={"nll": "low"}), "scores are not numbers"),
         (setting("summary", "parameters", value=[1]), "does not hold the parameters"),
+        (setting("history", value=None), "the history of the training is not a list of records"),
+        (setting("history", value=[1, 2]), "the history of the training is not a list of records"),
+        (setting("history", value=[{"epoch": 2}]), "does not count its epochs from 1"),
+        (setting("history", value=[{"nll": 1.0}]), "does not count its epochs from 1"),
+        (setting("history", value=[{"epoch": 1, "nll": "<script>"}]), "holds more than numbers"),
+        (setting("history", value=[{"epoch": 1, "nll": [0]}]), "holds more than numbers"),
+        (setting("history", value=[{"epoch": 1, "nll": float("inf")}]), "holds more than numbers"),
         (setting("noise_floor", value=None), "the noise floor"),
         (setting("noise_floor", value=0.7), "the noise floor"),
         (setting("method", value="gpt"), "'gpt' is missing"),

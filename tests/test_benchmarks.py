@@ -45,6 +45,8 @@ def test_predict_keeps_its_contract():
     (row,) = run("predict.py", *words.split())["rows"]
     assert row["ratio"] == pytest.approx(row["ours_rows_per_s"] / row["gpytorch_rows_per_s"])
     assert row["mean_alone_rows_per_s"] > 0
+    assert row["onnxruntime_rows_per_s"] > 0
+    assert row["onnxruntime_difference"] < 1e-3
 
 
 @pytest.fixture
@@ -87,6 +89,36 @@ def test_the_cost_model_adds_up():
     assert scale.step_seconds(found, 1000, 100) == pytest.approx(0.1 + 0.0011 + 0.001 + 0.02)
 
 
+def test_coverage_keeps_its_contract(small_table):
+    pytest.importorskip("mapie")
+    words = "--datasets diabetes --divisions 50 --compared 2 --tables 2 --points 10 --epochs 1 --json --out"
+    report = run("intervals.py", *words.split(), str(small_table / "coverage.json"))
+    assert json.loads((small_table / "coverage.json").read_text()) == report
+    for row in report["coverage"]:
+        assert abs(row["mean"] - row["expected_mean"]) < 5 * row["standard_error"]
+    ours, theirs = (
+        {row["level"]: row["width"] for row in report["widths"] if row["intervals"] == label}
+        for label in ("paragp, guaranteed", "MAPIE, by our deviations")
+    )
+    assert ours == pytest.approx(theirs, rel=0.2)
+    noisy = [row for row in report["groups"] if row["group"] == "noisy" and row["level"] == 0.9]
+    assert [row["by"] for row in noisy] == [None, "kind"]
+    assert noisy[0]["coverage"] < 0.7 < noisy[1]["coverage"]
+
+
+def test_the_theory_of_coverage_is_that_of_drawn_ranks():
+    import intervals
+
+    n, m, level = 20, 30, 0.8
+    rng = np.random.default_rng(0)
+    scores = np.sort(rng.random((20_000, n)), axis=1)[:, 16]  # k = ceil(21 * .8) = 17
+    shares = (rng.random((20_000, m)) <= scores[:, None]).mean(1)
+    found = intervals.theory(n, m, level)
+    assert found.mean == pytest.approx(shares.mean(), abs=0.003)
+    assert found.deviation == pytest.approx(shares.std(), rel=0.03)
+    assert found.outside == pytest.approx(np.mean((shares < found.low) | (shares > found.high)), abs=0.003)
+
+
 def test_the_time_to_a_target_is_the_first_that_reached_it():
     import quality
 
@@ -123,3 +155,6 @@ def test_the_readme_quotes_the_stored_results():
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     assert table.growth_table() in page
     assert table.precision_table() in page
+    page = (ROOT / "docs" / "intervals.md").read_text(encoding="utf-8")
+    for made in (table.coverage_table(), table.widths_table(), table.groups_table()):
+        assert made in page

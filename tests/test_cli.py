@@ -724,7 +724,7 @@ def test_wrong_words_are_answered_in_one_line(words, part):
     assert_refused(done, part, ". See ", " --help.\n")
 
 
-@pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "info", "methods", "demo"])
+@pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "report", "info", "methods", "demo"])
 def test_help_holds_an_example(command):
     done = run(command, "--help")
     assert done.exit_code == 0
@@ -735,7 +735,7 @@ def test_version_and_help():
     assert run("--version").output == f"paragp {__version__}\n"
     shown = run("--help").output
     assert run().output.strip() == shown.strip()
-    for command in ("fit", "predict", "evaluate", "info", "methods", "demo"):
+    for command in ("fit", "predict", "evaluate", "report", "info", "methods", "demo"):
         assert command in shown
 
 

@@ -28,12 +28,23 @@ def fitted():
     return ParametricGPRegressor(n_inducing=10, max_epochs=3, random_state=0).fit(X, Y)
 
 
-def test_the_factor_is_a_rank_of_the_scores():
-    calibration = Calibration.of(np.arange(1.0, 20.0))  # 19 rows
-    assert calibration.factor(0.95) == 19
-    assert calibration.factor(0.9) == 18
-    assert calibration.factor(0.5) == 10
-    assert Calibration.of(-np.arange(1.0, 10.0)).factor(0.9) == 9
+@pytest.mark.parametrize(("level", "rank"), [(0.95, 19), (0.9, 18), (0.91, 19), (0.5, 10), (0.05, 1), (1e-12, 1)])
+def test_the_factor_is_a_rank_of_the_scores(level, rank):
+    assert Calibration.of(np.arange(1.0, 20.0)).factor(level) == pytest.approx(rank, rel=2e-5)  # of 19 rows
+
+
+def test_a_level_is_meant_in_decimals():
+    scores = np.arange(1.0, 10.0)
+    for level in (0.9, 0.1 + 0.2 + 0.6, np.float32(0.9)):  # the second is a little more than the first
+        assert Calibration.of(-scores).factor(level) == pytest.approx(9, rel=2e-5)
+
+
+def test_equal_scores_are_all_covered_whatever_rounding_does():
+    rng = np.random.default_rng(0)
+    mean, std, y = rng.normal(size=1000), rng.uniform(0.1, 3, 1000), rng.integers(-5, 6, 1000)  # counts, say
+    z = (y - mean) / std
+    reach = np.array([Calibration.of(np.full(9, score)).factor(0.9) for score in z]) * std
+    assert ((mean - reach <= y) & (y <= mean + reach)).all()
 
 
 @pytest.mark.parametrize("n", [19, 50])
@@ -49,13 +60,29 @@ def test_coverage_is_within_the_theorys_bounds(n, level):
 
 
 def test_too_few_rows_for_a_level_are_counted():
-    assert [rows_needed(level) for level in (0.1, 0.5, 0.8, 0.9, 0.95, 0.99)] == [1, 1, 4, 9, 19, 99]
+    levels = {0.1: 1, 0.5: 1, 0.8: 4, 0.9: 9, 0.95: 19, 0.99: 99, 0.9999: 9999, 1 - 2**-50: 2**50 - 1}
+    assert [rows_needed(level) for level in levels] == list(levels.values())
     calibration = Calibration.of(np.arange(18.0))
     with pytest.raises(ValueError, match=r"0\.95 can be guaranteed from 19 calibration rows on; the .* has 18"):
         calibration.factor(0.95)
-    for level in (0, 1, -0.1, 1.5):
+    for level in (0, 1, -0.1, 1.5, np.nan, "0.9", [0.5, 0.9], None):
         with pytest.raises(ValueError, match="between 0 and 1"):
             calibration.factor(level)
+
+
+def test_a_group_has_its_own_scores_and_a_row_without_one_those_of_all():
+    keys = ["b", "a", None, "b", "a", "a"]
+    calibration = Calibration.of(np.array([4.0, -1.0, 9.0, -3.0, 2.0, 0.0]), "kind", keys)
+    assert {key: found.tolist() for key, found in calibration.groups.items()} == {"a": [0, 1, 2], "b": [3, 4]}
+    np.testing.assert_allclose(calibration.factor(0.5, ["a", "b", None, "new"]), [1, 4, 3, 3], rtol=2e-5)
+    with pytest.raises(ValueError, match=r"0\.7 can be guaranteed from 3 calibration rows on; the group 'b' has 2"):
+        calibration.factor(0.7, ["a", "b"])
+
+
+def test_as_many_groups_as_rows_take_no_time():
+    n = 50_000  # a column of numbers taken for groups
+    calibration = Calibration.of(np.arange(float(n)), "size", [str(i) for i in range(n)])
+    assert len(calibration.groups) == n
 
 
 def test_intervals_are_guaranteed_after_calibration(fitted):
@@ -95,8 +122,12 @@ def test_a_calibration_is_saved_and_comes_back(fitted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "record", [{"by": "other", "groups": ["a", "b"]}, {"by": "kind", "groups": ["a", "a"]}, {"by": "kind"}, 3, None]
-)
+    "record",
+    [
+        {"by": "other", "groups": ["a", "b"]}, {"by": "kind", "groups": ["a", "a"]}, {"by": "kind"}, 3, None,
+        {"by": "kind", "groups": "ab"}, {"by": None, "groups": ["a", "b"]}, {"by": "kind", "groups": ["a"]},
+    ],
+)  # fmt: skip
 def test_an_altered_calibration_is_found(record, fitted, tmp_path):
     fitted.calibrate(*table(100, seed=1), by="kind").save(tmp_path / "model")
     fitted.fitted_.calibration = None

@@ -112,6 +112,16 @@ def test_the_example_of_a_calibrated_network_runs_and_helps(capsys):
     assert abs(seen["after"]["coverage_90"] - 0.9) < abs(seen["before"]["coverage_90"] - 0.9)
 
 
+def test_the_example_of_guaranteed_intervals_holds_about_what_it_promises(capsys):
+    text = (ROOT / "docs" / "intervals.md").read_text(encoding="utf-8")
+    code = re.search(r"<!-- test: guaranteed intervals -->\n```python\n(.*?)```", text, re.S)[1]
+    seen: dict = {}
+    exec(compile(code, "intervals.md", "exec"), seen)
+    assert "of the new rows are in their intervals" in capsys.readouterr().out
+    covered = ((seen["low"] <= seen["y_new"]) & (seen["y_new"] <= seen["high"])).mean()
+    assert 0.8 < covered < 0.98  # of 100 rows, after 100 for calibration
+
+
 def test_the_recipe_for_ray_scores_as_the_model_does(tmp_path, monkeypatch):
     ray = pytest.importorskip("ray")
     rng = np.random.default_rng(0)

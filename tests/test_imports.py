@@ -50,7 +50,7 @@ def test_no_import_points_upward(path):
         assert other == own or LEVEL[other] < LEVEL[own], f"{path.name} ({own}) imports {other}"
 
 
-OPTIONAL = {"matplotlib", "onnx", "onnxruntime"}
+OPTIONAL = {"matplotlib", "onnx", "onnxruntime", "jinja2"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -104,12 +104,68 @@ def test_intervals_of_the_normal_and_with_a_guarantee(tmp_path):
         graph_of(model.fitted_, 0.8)
 
 
+def small(**columns):
+    rows = pd.DataFrame({"size": X[:, 0], "colour": RNG.choice(["red", "blue"], 120)} | columns)
+    return fitted(rows, n_inducing=5, max_epochs=1), rows
+
+
+@pytest.mark.parametrize("interval", [None, 0.8])
+@pytest.mark.parametrize("rows", [0, 1])
+def test_no_row_and_one_row(rows, interval):
+    model, table = small()
+    model.calibrate(table, Y, by="colour")
+    inputs = {"size": np.zeros((rows, 1)), "colour": np.full((rows, 1), "red", dtype=object)}
+    assert {found.shape for found in run(graph_of(model.fitted_, interval), inputs).values()} == {(rows,)}
+    assert {found.shape for found in run(graph_of(fitted().fitted_), {"X": np.zeros((rows, 3))}).values()} == {(rows,)}
+
+
+def test_columns_may_be_called_as_the_graphs_own_parts(tmp_path):
+    model, _ = small(**dict.fromkeys(["c0", "n0", "n1_", "X", "a b/é:%", "y_lower"], X[:, 1]))
+    assert export(model.fitted_, tmp_path / "model.onnx") < 1e-5
+    with pytest.raises(ExportError, match=r"A column is called 'y_lower'.*Rename it"):
+        graph_of(model.fitted_, 0.9)
+    for name in ("y_mean", ""):
+        with pytest.raises(ExportError, match=f"A column is called '{name}'"):
+            graph_of(small(**{name: X[:, 1]})[0].fitted_)
+
+
+def test_empty_text_is_a_missing_value_and_nothing_else(tmp_path):
+    model, table = small()
+    for colours in (["", "red", None], [None]):  # groups that the graph does not tell apart, and none at all
+        model.calibrate(table.assign(colour=pd.Series(colours * 120, dtype=object)[:120]), Y, by="colour")
+        export(model.fitted_, tmp_path / "model.onnx", interval=0.8, overwrite=True)
+        content = (tmp_path / "model.onnx").read_bytes()
+        inputs = {"size": X[:3, :1], "colour": np.array([["red"], [""], ["new"]], dtype=object)}
+        found = run(content, inputs)
+        expected = model.predict_interval(pd.DataFrame({"size": X[:3, 0], "colour": ["red", None, "new"]}), 0.8)
+        np.testing.assert_allclose(np.stack([found["y_lower"], found["y_upper"]], 1), expected, rtol=1e-7)
+    with pytest.raises(ExportError, match="'colour' has the empty text as a category"):
+        graph_of(small(colour=["", "red"] * 60)[0].fitted_)
+
+
+def test_values_near_the_largest_number(tmp_path):
+    assert export(small(size=1e302 * X[:, 0])[0].fitted_, tmp_path / "model.onnx") < 1e-5
+
+
 def test_a_graph_that_differs_is_not_written(tmp_path, monkeypatch):
     model = fitted()
     monkeypatch.setattr(export_module, "FARTHEST", 1.0)  # as an error in the encoding would
     with pytest.raises(ExportError, match=r"differs from the model by .* the target's scale"):
         export(model.fitted_, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_nor_one_that_gives_no_number(tmp_path, monkeypatch):
+    model = fitted()
+    moments = export_module._moments
+
+    def without_variance(g, *given):
+        mean, var = moments(g, *given)
+        return mean, g.times(var, np.nan)
+
+    monkeypatch.setattr(export_module, "_moments", without_variance)
+    with pytest.raises(ExportError, match="differs from the model by nan"):
+        export(model.fitted_, tmp_path / "model.onnx")
 
 
 def test_what_cannot_be_exported_is_said(tmp_path, monkeypatch):
@@ -121,14 +177,19 @@ def test_what_cannot_be_exported_is_said(tmp_path, monkeypatch):
     with pytest.raises(ExportError, match="120 distinct rows"):
         graph_of(fitted(method="exact").fitted_)
     model = fitted().fitted_
+    with monkeypatch.context() as patch:
+        patch.setattr(export_module, "LARGEST", 1000)
+        with pytest.raises(ExportError, match=r"more than .* GB.* fewer inducing points"):
+            graph_of(model)
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         export(model, tmp_path / "nowhere" / "model.onnx")
     (tmp_path / "model.onnx").write_text("mine")
     with pytest.raises(FileExistsError, match="exists"):
         export(model, tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").read_text() == "mine"
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        graph_of(model, 1.5)
+    for interval in (1.5, "0.9"):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            graph_of(model, interval)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else find(name))
     with pytest.raises(ExportError, match=r"pip install \"paragp\[onnx\]\""):

@@ -91,6 +91,7 @@ def save(
         "feature_names": feature_names,
         "calibration": _calibrated(fitted.calibration),
         "summary": plain(fitted.summary),
+        "history": plain(fitted.history),
         "tensors": _announced(tensors),
     }
     _check_twin(model, config, tensors)
@@ -244,6 +245,7 @@ def _assemble(
     if not isinstance(config["library"], str) or not config["library"].isprintable():
         raise ValueError("the config does not name the library that wrote it")
     _check_summary(summary)
+    history = _history(config.get("history", []))  # older folders have none
     calibration = _calibration(config["calibration"], tensors, names)
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(SCORES)}
     model = _model(config, tensors, d, features, mean)
@@ -260,7 +262,7 @@ def _assemble(
     p = model.X.shape[1] if isinstance(model, ExactGP) else model.family.Z.shape[1]
     if not bool(_kernel_values(model.kernel, p).isfinite().all()):
         raise ValueError("the kernel gives NaN or infinite values")
-    return Fitted(config["method"], model, columns, target, summary, calibration)
+    return Fitted(config["method"], model, columns, target, summary, calibration, history)
 
 
 def _scores(calibration: Calibration | None) -> dict[str, Tensor]:
@@ -279,8 +281,11 @@ def _calibration(record: Any, tensors: dict[str, Tensor], names: list[str]) -> C
     if record is None:
         return None
     by, groups = record["by"], record["groups"]
-    if by not in (None, *names) or len(set(groups)) < len(groups) or not all(isinstance(key, str) for key in groups):
+    named = isinstance(groups, list) and all(isinstance(key, str) for key in groups)
+    if not named or by not in (None, *names) or len(set(groups)) < len(groups) or (by is None and groups):
         raise ValueError("the calibration's groups are not of a column")
+    if sum(name.startswith(SCORES) for name in tensors) != 1 + len(groups):
+        raise ValueError("the calibration's scores are not those of its groups")
     parts = [tensors[f"{SCORES}{i}"].numpy() for i in range(1 + len(groups))]
     for part in parts:
         rising = part.ndim == 1 and len(part) > 0 and part.dtype == np.float64 and bool((np.diff(part) >= 0).all())
@@ -373,6 +378,17 @@ def _check_summary(summary: Any) -> None:
     scores = summary.get("validation_scores") or {}
     if not isinstance(scores, dict) or not all(score is None or _is_number(score) for score in scores.values()):
         raise ValueError("the validation scores are not numbers")
+
+
+def _history(records: Any) -> list[dict[str, float]]:
+    """The records of the epochs, in which a missing number is NaN again."""
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ValueError("the history of the training is not a list of records")
+    if [record.get("epoch") for record in records] != list(range(1, len(records) + 1)):
+        raise ValueError("the history of the training does not count its epochs from 1")
+    if not all(value is None or _is_number(value) for record in records for value in record.values()):
+        raise ValueError("the history of the training holds more than numbers")
+    return [{name: math.nan if value is None else value for name, value in record.items()} for record in records]
 
 
 def _is_number(value: Any) -> bool:

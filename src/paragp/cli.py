@@ -19,12 +19,14 @@ from typer.core import TyperGroup
 from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistribution, __version__
 from paragp.artefact import check_destination, load, plain, read_config
 from paragp.atomic import check_place, writing
-from paragp.data.files import check_columns, read_table, some, writing_table
+from paragp.data.files import check_columns, even_blocks, read_table, some, writing_table
 from paragp.data.parquet import is_many, names_of, rows_of, too_large
 from paragp.estimator import FULL_BATCH
+from paragp.fitted import BLOCK_ROWS
 from paragp.metrics import Scores
 from paragp.onnx import export as export_onnx
 from paragp.paper import commands, toy
+from paragp.report import check_free, write_report
 from paragp.training.checkpoint import StoppedError
 from paragp.training.distributed import joined
 
@@ -270,6 +272,33 @@ def evaluate_command(
         _echo_json({"rows": ours.rows, "scores": ours.total(), "constant_normal": baseline.total()})
         return
     typer.echo(f"{ours.rows} rows, {truth} in its own units:\n\n{_table(ours.total(), baseline.total())}")
+
+
+@app.command()
+def report(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="File for the report, such as report.html.", show_default=False)],
+    target: Annotated[str | None, typer.Option(help="The column with the truth; the model's own if left out.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write one HTML page about a model on a table: how good it is, where it is unsure, which rows surprise it.
+
+    The table is read in batches, so it may be larger than memory, and the page needs no network.
+
+    Example: paragp report model/ test.parquet --out report.html
+    """
+    check_free(out, overwrite=force)
+    if out.exists() and data.exists() and out.samefile(data):
+        raise FileExistsError(f"{out} is the table to report on, so it is not overwritten. Choose another --out.")
+    fitted, _ = load(model)
+    inputs = [column.name for column in fitted.columns]
+    truth = target or fitted.target.name
+    rows = even_blocks(rows_of(data, fitted.columns, [truth]), BLOCK_ROWS)
+    blocks = ((block.select(inputs), _numbers(block, truth, data)) for block in rows)
+    write_report(fitted, blocks, out, overwrite=force, target=truth, model=str(model), data=str(data))
+    _mention(_extra(data, inputs, truth))
+    typer.echo(f"Wrote {out}.")
 
 
 @app.command()

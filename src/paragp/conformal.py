@@ -1,17 +1,21 @@
 """Intervals with a guarantee: split conformal prediction on the z-scores of rows that the model has not seen.
 
 Where rows are exchangeable, an interval mean +- q std, with q the ceil((n + 1) level)-th smallest |z| of n such rows,
-holds the next row with a probability of at least `level` and at most level + 1 / (n + 1), whatever the model's faults
-(Vovk et al. 2005; Lei et al. 2018). The probability is over rows of all kinds; with scores by group it is so in each.
+holds the next row with a probability of at least `level`, and of at most level + 1 / (n + 1) where no two scores are
+equal, whatever the model's faults (Vovk et al. 2005; Lei et al. 2018). The probability is over rows of all kinds; with
+scores by group it is so in each.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 
-from paragp.predictive import Array
+from paragp.predictive import Array, check_level
+
+SLACK = 1e-5  # of an interval's reach: where scores repeat (counts, say), rounding must not leave out all equal ones
 
 
 def rows_needed(level: float) -> int:
@@ -20,7 +24,15 @@ def rows_needed(level: float) -> int:
     >>> [rows_needed(level) for level in (0.5, 0.9, 0.95)]
     [1, 9, 19]
     """
-    return max(1, math.ceil(round(level / (1 - level), 9)))
+    share = _exact(level)
+    return math.ceil(share / (1 - share))
+
+
+def _exact(level: float) -> Fraction:
+    """The level as it was meant: .9 is nine tenths, and ten times it is not a little more than 9."""
+    check_level(level)
+    near = Fraction(float(level)).limit_denominator(10**9)
+    return near if 0 < near < 1 else Fraction(float(level))
 
 
 @dataclass(frozen=True)
@@ -40,9 +52,11 @@ class Calibration:
                 f"{len(z)}."
             )
         scores = np.abs(z)
-        known = sorted({key for key in keys if key is not None})
-        found = {key: np.sort(scores[np.array([key == other for other in keys])]) for key in known}
-        return cls(np.sort(scores), by, found)
+        found: dict[str, list[float]] = {}
+        for key, score in zip(keys, scores.tolist() if len(keys) else (), strict=True):
+            if key is not None:
+                found.setdefault(key, []).append(score)
+        return cls(np.sort(scores), by, {key: np.sort(found[key]) for key in sorted(found)})
 
     def factor(self, level: float, keys: Sequence[str | None] | None = None) -> Array:
         """How many deviations an interval of this level reaches to each side; by group for each of the rows' groups.
@@ -58,12 +72,11 @@ class Calibration:
 
 
 def _quantile(scores: Array, level: float, where: str) -> float:
-    if not 0 < level < 1:
-        raise ValueError(f"The coverage must lie between 0 and 1 (.9 for 90 %), got {level}.")
-    if len(scores) < rows_needed(level):
+    needed = rows_needed(level)
+    if len(scores) < needed:
         raise ValueError(
-            f"A coverage of {level:g} can be guaranteed from {rows_needed(level)} calibration rows on; the {where} has "
+            f"A coverage of {level} can be guaranteed from {needed} calibration rows on; the {where} has "
             f"{len(scores)}. Calibrate with more rows, or ask for a lower coverage."
         )
-    rank = math.ceil(round((len(scores) + 1) * level, 9))  # .9 * 10 is a little more than 9 in binary
-    return float(scores[min(rank, len(scores)) - 1])
+    rank = math.ceil((len(scores) + 1) * _exact(level))
+    return float(scores[rank - 1]) * (1 + SLACK)

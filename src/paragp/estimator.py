@@ -47,15 +47,17 @@ from paragp.data.tables import (
     fit_target,
     group_keys,
     n_rows,
+    row_blocks,
     take_rows,
 )
-from paragp.fitted import Fitted
+from paragp.fitted import BLOCK_ROWS, Fitted
 from paragp.gp.exact import fit_exact, fit_fitc
 from paragp.gp.features import check_module, warn_if_collapsed
 from paragp.gp.kernels import KERNELS
 from paragp.gp.methods import METHODS
 from paragp.metrics import evaluate
 from paragp.predictive import PredictiveDistribution
+from paragp.report import check_free, write_report
 from paragp.training.checkpoint import Checkpoint
 from paragp.training.distributed import current
 from paragp.training.inducing import KMEANS_ROWS, kmeans
@@ -351,6 +353,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     def _conclude(self, fitted: Fitted, validation: Data | None, start: float) -> None:
         """Keep what was fitted, with what is to be known of it."""
         self.fitted_ = fitted
+        self.fitted_.history = self.history_
         self._form = {name: getattr(self, name) for name in FORM}
         self.validation_scores_ = None if validation is None else self._scores(validation)
         self.fitted_.summary |= {
@@ -542,9 +545,10 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     def calibrate(self, X_cal: Any, y_cal: Any, *, by: str | None = None) -> Self:
         """Guarantee the coverage of `predict_interval` by rows that the model has not seen (split conformal).
 
-        Of n rows, an interval at level c then covers the next row with a probability between c and c + 1 / (n + 1),
-        where rows are exchangeable. `by` names an input whose values are groups with a guarantee of their own; a group
-        that was not seen has that of all rows. The rows are not kept, only how many deviations they were off.
+        Of n rows, an interval at level c then covers the next row with a probability of at least c, and of at most
+        c + 1 / (n + 1) where no two of them are equally far off, if rows are exchangeable. `by` names an input whose
+        values are groups with a guarantee of their own; a group that was not seen has that of all rows. The rows are
+        not kept, only how many deviations they were off.
         """
         check_is_fitted(self)
         X, y, _ = self._checked(X_cal, y_cal, None, self.fitted_.columns)
@@ -567,6 +571,18 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         values, vectors = np.linalg.eigh(covariance)
         root = vectors * np.sqrt(values.clip(min=0))
         return mean[:, None] + root @ rng.standard_normal((len(mean), n_samples))
+
+    def report(self, X: Any, y: Any, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write one HTML file that shows how good the model is on rows X with targets y, and where it is unsure.
+
+        It needs jinja2 (`pip install "paragp[report]"`) to be written, and a browser without a network to be read.
+        """
+        check_is_fitted(self)
+        check_free(path, overwrite=overwrite)
+        X, y, _ = self._checked(X, y, None, self.fitted_.columns)
+        starts = range(0, len(y), BLOCK_ROWS)
+        targets = (y[start : start + BLOCK_ROWS] for start in starts)
+        write_report(self.fitted_, zip(row_blocks(X, BLOCK_ROWS), targets, strict=True), path, overwrite=overwrite)
 
     # --- what was learned ---
 
@@ -631,7 +647,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         if names is not None:
             estimator.feature_names_in_ = np.asarray(names, dtype=object)
         estimator.validation_scores_ = fitted.summary.get("validation_scores")
-        estimator.history_, estimator.n_iter_ = [], fitted.summary["epochs"]
+        estimator.history_, estimator.n_iter_ = fitted.history, fitted.summary["epochs"]
         estimator.beta_, estimator.gamma_ = fitted.summary.get("beta", 1.0), fitted.summary.get("gamma")
         return estimator
 

@@ -15,7 +15,7 @@ from paragp.gp.exact import ExactGP
 from paragp.gp.kernels import lengthscales
 from paragp.gp.linalg import JITTER
 from paragp.gp.model import ParametricGP
-from paragp.predictive import PredictiveDistribution
+from paragp.predictive import PredictiveDistribution, check_level
 
 PRECISE_ROWS = 1000  # predicted in float64: one row alone and among others then agree to a few 1e-12
 BLOCK_ROWS = 20_000  # rows encoded at once: what a prediction allocates does not grow with the table
@@ -31,6 +31,7 @@ class Fitted:
     target: Target
     summary: dict[str, Any]  # of the training: rows, settings found, validation scores; plain JSON values
     calibration: Calibration | None = None  # what guaranteed intervals are made of
+    history: list[dict[str, float]] = field(default_factory=list)  # of the training, a record per epoch; plain numbers
     _ready: dict[torch.dtype, tuple[Any, Any]] = field(
         default_factory=dict, repr=False
     )  # model and factor by precision
@@ -69,12 +70,13 @@ class Fitted:
 
         None: with a guarantee where the model was calibrated. `dist` is what `predict(X)` gave, if it is known.
         """
-        dist = self.predict(X) if dist is None else dist
+        check_level(coverage)
         if guaranteed and self.calibration is None:
             raise ValueError(
                 "This model was not calibrated, so no coverage is guaranteed. Call calibrate(X_cal, y_cal) with rows "
                 "that it has not seen (or fit with --calibrate .1), or leave out guaranteed=True."
             )
+        dist = self.predict(X) if dist is None else dist
         if self.calibration is None or guaranteed is False:
             return dist.interval(coverage)
         reach = self.calibration.factor(coverage, self.groups(X)) * dist.std

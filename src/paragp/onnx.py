@@ -9,7 +9,7 @@ import copy
 import importlib.util
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from gpytorch.kernels import Kernel
-from scipy.stats import norm
 from torch import Tensor, nn
 
 from paragp.atomic import check_place, writing
@@ -32,13 +31,16 @@ from paragp.gp.families import Coupled, Decoupled, NeuralMean, OrthogonallyDecou
 from paragp.gp.features import sizes_of
 from paragp.gp.kernels import kernel_name
 from paragp.gp.linalg import JITTER
-from paragp.predictive import Array
+from paragp.predictive import Array, PredictiveDistribution
 
 OPSET, ML_OPSET, IR_VERSION = 20, 3, 9  # what runtimes of the last years read
 TOLERANCE = 1e-4  # largest difference from the model, of the target's scale
 CHECKED_ROWS = 300
 MOST_POINTS = 5000  # rows of an exact GP: the graph holds a matrix of their square
+LARGEST = 2**31 - 2**20  # bytes of constants: one file holds no more
+FAR = 1e300  # a value that is checked is no farther from zero
 MATRIX = "X"
+MOMENTS, BOUNDS = ("y_mean", "y_std", "function_std", "noise_std"), ("y_lower", "y_upper")
 
 
 class ExportError(ValueError):
@@ -52,7 +54,8 @@ def export(
 
     Inputs: one matrix "X" (n, d) in float64 where all columns are numbers, else each column by its name, (n, 1),
     numbers in float64 and categories as text ("" where missing). Outputs, (n,) each: y_mean, y_std, function_std,
-    noise_std, and with `interval` y_lower and y_upper of that coverage, guaranteed where the model was calibrated.
+    noise_std, and with `interval` y_lower and y_upper of that coverage, guaranteed where the model was calibrated
+    (by group: in each group of calibration rows; for text that is missing or new, over all of them).
     """
     for name in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
@@ -79,25 +82,34 @@ def export(
 
 
 class _Graph:
-    """Nodes and constants as they are added; each operation gives the name of its result."""
+    """Nodes and constants as they are added; each operation gives the name of its result, which is none of `taken`."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Collection[str] = ()) -> None:
+        self.taken = frozenset(taken)
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
+        self.size = 0  # of the constants, in bytes
 
     def const(self, values: Any, dtype: Any = np.float64) -> str:
         from onnx import numpy_helper
 
         if isinstance(values, Tensor):
             values = values.detach().cpu().numpy()
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(values, dtype=dtype), name))
+        array = np.asarray(values, dtype=dtype)
+        self.size += array.nbytes
+        if self.size > LARGEST:
+            raise ExportError(
+                f"The graph would hold more than {LARGEST / 2**30:.1f} GB, the most that one file can. Fit fewer "
+                "inducing points."
+            )
+        name = self._fresh(f"c{len(self.constants)}")
+        self.constants.append(numpy_helper.from_array(array, name))
         return name
 
     def op(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         from onnx import helper
 
-        name = output or f"n{len(self.nodes)}"
+        name = output or self._fresh(f"n{len(self.nodes)}")
         self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
@@ -117,13 +129,21 @@ class _Graph:
     def _named(self, value: Any) -> str:
         return value if isinstance(value, str) else self.const(value)
 
+    def _fresh(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        return name
+
 
 def graph_of(fitted: Fitted, interval: float | None = None) -> bytes:
     """The model as the bytes of an ONNX file."""
     from onnx import TensorProto, checker, helper
 
-    g = _Graph()
     matrix = all(column.kind == "numeric" for column in fitted.columns)
+    outputs = MOMENTS if interval is None else MOMENTS + BOUNDS
+    if not matrix:
+        _check_columns(fitted.columns, outputs)
+    g = _Graph([MATRIX] if matrix else [column.name for column in fitted.columns])
     x, inputs = _encoded(g, fitted.columns, matrix)
     mean, function_var = _moments(g, fitted.model, x)
     target, noise = fitted.target, float(fitted.model.noise.detach())
@@ -133,12 +153,10 @@ def graph_of(fitted: Fitted, interval: float | None = None) -> bytes:
     g.op("Mul", g.op("Sqrt", g.add(function_var, noise)), g.const(target.deviation), output="y_std")
     ones = g.op("Add", g.times(function_var, 0.0), g.const(1.0))
     g.op("Mul", ones, g.const(math.sqrt(noise) * target.deviation), output="noise_std")
-    outputs = ["y_mean", "y_std", "function_std", "noise_std"]
     if interval is not None:
         reach = g.op("Mul", "y_std", _reach(g, fitted, interval, matrix))
         g.op("Sub", "y_mean", reach, output="y_lower")
         g.op("Add", "y_mean", reach, output="y_upper")
-        outputs += ["y_lower", "y_upper"]
     made = helper.make_graph(
         g.nodes, "paragp", inputs, [helper.make_tensor_value_info(name, TensorProto.DOUBLE, ["n"]) for name in outputs],
         initializer=g.constants,
@@ -149,6 +167,21 @@ def graph_of(fitted: Fitted, interval: float | None = None) -> bytes:
     helper.set_model_props(model, {"method": fitted.method, "target": target.name})
     checker.check_model(model)
     return bytes(model.SerializeToString())
+
+
+def _check_columns(columns: tuple[Column, ...], outputs: Collection[str]) -> None:
+    """Refuse columns that cannot be a graph's inputs."""
+    for column in columns:
+        if column.name in ("", *outputs):
+            raise ExportError(
+                f"A column is called {column.name!r}, which no input of a graph with the outputs {', '.join(outputs)} "
+                "can be. Rename it, and fit again."
+            )
+        if "" in column.categories:
+            raise ExportError(
+                f"Column {column.name!r} has the empty text as a category, which a graph takes for a missing value. "
+                "Replace it by another word, or by a missing value, and fit again."
+            )
 
 
 def _encoded(g: _Graph, columns: tuple[Column, ...], matrix: bool) -> tuple[str, list[Any]]:
@@ -181,9 +214,7 @@ def _number(g: _Graph, column: Column, piece: str) -> list[str]:
 def _category(g: _Graph, column: Column, piece: str) -> list[str]:
     count = len(column.categories) + column.other
     others = len(column.categories) if column.other else -1
-    keys, codes = [*column.categories, ""], [*range(len(column.categories)), -1]
-    if "" in column.categories:
-        keys, codes = keys[:-1], codes[:-1]
+    keys, codes = [*column.categories, ""], [*range(len(column.categories)), -1]  # "": missing
     code = g.op(
         "LabelEncoder", piece, keys_strings=keys, values_int64s=codes, default_int64=others, domain="ai.onnx.ml"
     )
@@ -203,23 +234,24 @@ def _reach(g: _Graph, fitted: Fitted, level: float, matrix: bool) -> str:
     """How many deviations the interval reaches to each side: a number, or one for each row by its group, (n,)."""
     calibration = fitted.calibration
     if calibration is None:
-        if not 0 < level < 1:
-            raise ValueError(f"The coverage must lie between 0 and 1 (.9 for 90 %), got {level}.")
-        return g.const(float(norm.ppf((1 + level) / 2)))
+        standard = PredictiveDistribution(np.zeros(1), np.ones(1), np.zeros(1))
+        return g.const(standard.interval(level)[0, 1])
     if calibration.by is None:
         return g.const(float(calibration.factor(level)))
     if matrix or not _is_category(fitted, calibration):
         raise ExportError(
             f"Guarantees by {calibration.by!r}, which is a column of numbers, cannot be exported. Calibrate without by."
         )
-    groups = list(calibration.groups)
-    factors = calibration.factor(level, groups).tolist()
     whole = float(Calibration(calibration.scores).factor(level))
-    found = g.op(
-        "LabelEncoder", calibration.by, keys_strings=groups, values_floats=factors, default_float=whole,
-        domain="ai.onnx.ml",
+    groups = [key for key in calibration.groups if key]  # "" is a missing value here, with the factor of all rows
+    if not groups:
+        return g.const(whole)
+    factors = g.const([*calibration.factor(level, groups).tolist(), whole])
+    which = g.op(
+        "LabelEncoder", calibration.by, keys_strings=groups, values_int64s=list(range(len(groups))),
+        default_int64=len(groups), domain="ai.onnx.ml",
     )  # fmt: skip
-    return g.op("Squeeze", _double(g, found), g.const([1], np.int64))
+    return g.op("Gather", factors, g.op("Squeeze", which, g.const([1], np.int64)))
 
 
 def _is_category(fitted: Fitted, calibration: Calibration) -> bool:
@@ -430,7 +462,8 @@ def largest_difference(fitted: Fitted, content: bytes, interval: float | None = 
     if interval is not None:
         expected["y_lower"], expected["y_upper"] = fitted.interval(X, interval, dist=dist).T
     scale = fitted.target.deviation + np.abs(dist.mean - fitted.target.mean) + dist.std  # a line may lead far away
-    return max(float((np.abs(found[name] - expected[name]) / scale).max()) for name in expected)
+    differences = [np.abs(found[name] - expected[name]) / scale for name in expected]
+    return float(np.max(differences))  # NaN if any is
 
 
 def rows_to_check(columns: tuple[Column, ...]) -> pa.Table:
@@ -441,7 +474,8 @@ def rows_to_check(columns: tuple[Column, ...]) -> pa.Table:
         if column.kind == "numeric":
             far = rng.choice([1.0, 3.0, 1e3, 1e7], CHECKED_ROWS, p=[0.7, 0.2, 0.05, 0.05])
             z = far * rng.standard_normal(CHECKED_ROWS)
-            values = column.mean + column.deviation * z
+            with np.errstate(over="ignore"):
+                values = np.clip(column.mean + column.deviation * z, -FAR, FAR)
             made[column.name] = np.where(rng.random(CHECKED_ROWS) < 0.05, np.nan, values)
         else:
             words = rng.choice([*column.categories, "never seen"], CHECKED_ROWS).tolist()

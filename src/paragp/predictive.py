@@ -83,8 +83,7 @@ class PredictiveDistribution:
 
     def interval(self, coverage: float = 0.9) -> Array:
         """The central interval that holds y with probability `coverage`, shape (n, 2)."""
-        if not isinstance(coverage, Real) or not 0 < coverage < 1:
-            raise ValueError(f"coverage must be a number strictly between 0 and 1 (0.9 for 90 %), got {coverage!r}.")
+        check_level(coverage)
         return self.ppf([(1 - coverage) / 2, (1 + coverage) / 2])
 
     def crps(self, y: ArrayLike) -> Array:
@@ -122,3 +121,9 @@ class PredictiveDistribution:
         if y.shape not in ((), self.mean.shape):
             raise ValueError(f"y has shape {y.shape}, the prediction has {len(self)} rows. Pass one y per row.")
         return y
+
+
+def check_level(coverage: float) -> None:
+    """Refuse what is no level of an interval."""
+    if not isinstance(coverage, Real) or not 0 < coverage < 1:
+        raise ValueError(f"coverage must be a number strictly between 0 and 1 (0.9 for 90 %), got {coverage!r}.")

@@ -95,6 +95,27 @@ def read_batches(path: Path, columns: Sequence[Column], also: Sequence[str] = ()
         raise ValueError(f"{path} has no rows.")
 
 
+def even_blocks(batches: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
+    """The same rows in blocks of `size` (the last may be smaller), however the batches were cut.
+
+    >>> [len(block) for block in even_blocks([pa.table({"a": range(n)}) for n in (3, 4, 1)], 5)]
+    [5, 3]
+    """
+    held: list[pa.Table] = []
+    for batch in batches:
+        if held and held[0].schema != batch.schema:  # a CSV column may turn from numbers to true and false
+            yield pa.concat_tables(held)
+            held = []
+        held.append(batch)
+        if sum(map(len, held)) >= size:
+            rows = pa.concat_tables(held)
+            whole = len(rows) - len(rows) % size
+            yield from (rows.slice(start, size) for start in range(0, whole, size))
+            held = [rows.slice(whole)] if whole < len(rows) else []
+    if held:
+        yield pa.concat_tables(held)
+
+
 def column_names_of(path: Path) -> list[str]:
     """The names of a file's columns, which are distinct."""
     kind = kind_of(path)

@@ -186,6 +186,20 @@ def _columns(X: Any) -> Iterator[tuple[str, Any]]:
         yield name, X[:, i] if frame is None else frame[:, i]
 
 
+class Coded(NamedTuple):
+    """A column of categories."""
+
+    keys: list[str | None]  # names of categories, None for missing
+    which: NDArray[np.intp]  # for each row, which of the keys it has
+
+
+def read_columns(columns: Sequence[Column], X: Any) -> Iterator[Array | Coded]:
+    """A table's columns as what they are taken for: finite numbers, NaN where missing, or categories."""
+    for column, (_, values) in zip(columns, _columns(X), strict=True):
+        numeric = column.kind == "numeric"
+        yield _numbers(values, column.name) if numeric else Coded(*_distinct_keys(values, column.name))
+
+
 def _categorical_columns(X: Any, names: list[str], categorical: Any) -> list[bool]:
     """Which columns are categories: by type, by name, by position or by mask."""
     if categorical is None:

@@ -1,0 +1,20 @@
+"""Models that the tests of reports share."""
+
+import pytest
+
+from report_cases import hostile_table, quick, table
+
+
+@pytest.fixture(scope="session")
+def model():
+    return quick().fit(*table())
+
+
+@pytest.fixture(scope="session")
+def calibrated():
+    return quick(max_epochs=2).fit(*table()).calibrate(*table(100, seed=5))
+
+
+@pytest.fixture(scope="session")
+def hostile():
+    return quick(max_epochs=2).fit(*hostile_table())
