@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpytorch_curve import by_seconds, place
 from quality import reached
+from scale import step_seconds
 
 from paragp.gp.methods import METHODS
 from paragp.paper.protocol import SMALLER as SETS
@@ -240,6 +241,28 @@ def groups_table() -> str:
         for (by, group), found in by_level(rows, "by", "group").items()
     ]
     return markdown(["group", "calibrated", *levels(rows)], lines, words=2)
+
+
+def processes_table() -> str:
+    """What the cost model says of a step, and what was measured."""
+    found = load("scale")
+    B, constants = found["constants"]["B"], found["constants"]
+    lines = []
+    for count, runs in zip((1, 2), found["processes"]["runs"].values(), strict=True):
+        seconds = sorted(B / run["rows_per_s"] for run in runs)
+        spread = f"{statistics.median(seconds):.2f} s ({seconds[0]:.2f} to {seconds[-1]:.2f})"
+        lines.append([str(count), f"{step_seconds(constants, B, count):.2f} s", spread])
+    return markdown(["processes of one thread", "the model's step", "measured: median (range)"], lines)
+
+
+def billion_table(rows: float = 1e9) -> str:
+    """Hours of a pass over a billion rows by the cost model."""
+    constants, lines = load("scale")["constants"], []
+    alone = rows / constants["B"] * step_seconds(constants, constants["B"], 1)
+    for processes, B in ((1, 10_000), (8, 10_000), (8, 100_000), (64, 100_000), (512, 1_000_000)):
+        seconds = rows / B * step_seconds(constants, B, processes)
+        lines.append([f"{processes:,}", f"{B:,}", f"{seconds / 3600:.1f}", f"{alone / seconds / processes:.0%}"])
+    return markdown(["processes", "rows of a batch", "hours a pass", "of the ideal speed-up"], lines, words=0)
 
 
 if __name__ == "__main__":
