@@ -243,3 +243,20 @@ def test_a_model_to_start_from_is_trained_further():
     second = train(settings(beta=0.05), rows(), generator=generator(), start=first.model)
     assert second.model is first.model
     assert second.history[0].objective > first.history[0].objective
+
+
+def test_what_follows_the_first_training_has_less_patience():
+    rows = Data(torch.zeros(4, 1), torch.zeros(4))
+    kept = best.Best(METHODS["map"].model("rbf", torch.zeros(1, 1)), rows, 3, None)
+
+    def epochs_until_it_stops(trial, patience=None):
+        kept.begin(trial, patience)
+        worse = Epoch(epoch=1, objective=0.0, learning_rate=0.1, seconds=0.0, validation={"nll": 99.0, "crps": 9.0})
+        return next(i for i in range(1, 10) if kept.after(worse))
+
+    assert epochs_until_it_stops(best.Trial(1.0, None)) == 3
+    assert epochs_until_it_stops(best.Trial(0.1, None), patience=2) == 2
+    assert epochs_until_it_stops(best.Trial(0.1, None), patience=7) == 3  # never more than was asked for
+    again = best.Best(kept.model, rows, 3, None)
+    again.load(kept.standing())
+    assert again.limit == kept.limit
