@@ -1,4 +1,4 @@
-"""The tables of README, docs/speed.md and docs/quality.md, from the files in benchmarks/results/ and results/lite/.
+"""The tables of README and docs/, from the files in benchmarks/results/ and results/lite/.
 
 python benchmarks/table.py
 """
@@ -53,13 +53,11 @@ def predict_table() -> str:
         "ours, rows/s": "ours_rows_per_s", "GPyTorch, rows/s": "gpytorch_rows_per_s", "ratio": "ratio",
         "mean alone, rows/s": "mean_alone_rows_per_s", "onnxruntime, rows/s": "onnxruntime_rows_per_s",
     }  # fmt: skip
-    rows = load("predict")["rows"]
-    shown = {label: key for label, key in columns.items() if key in rows[0]}  # the graph is not always measured
     lines = []
-    for row in rows:
-        cells = [f"{row[key]:.1f}" if key == "ratio" else f"{row[key] / 1e3:.0f} k" for key in shown.values()]
+    for row in load("predict")["rows"]:
+        cells = [f"{row[key]:.1f}" if key == "ratio" else f"{row[key] / 1e3:.0f} k" for key in columns.values()]
         lines.append([f"`{row['method']}`", *cells])
-    return markdown(["prediction, M = 1000", *shown], lines)
+    return markdown(["prediction, M = 1000", *columns], lines)
 
 
 def growth_table() -> str:
@@ -268,6 +266,6 @@ def billion_table(rows: float = 1e9) -> str:
 if __name__ == "__main__":
     tables = (
         step_table, predict_table, growth_table, precision_table, quality_table, soonest_table, methods_table,
-        coverage_table, widths_table, groups_table,
+        coverage_table, widths_table, groups_table, processes_table, billion_table,
     )  # fmt: skip
     print(*(table() for table in tables), sep="\n\n")

@@ -101,11 +101,17 @@ def test_the_readmes_example_runs(tmp_path, monkeypatch):
     assert (tmp_path / "diabetes-model" / "config.json").exists()
 
 
-def test_the_example_of_a_calibrated_network_runs_and_helps(capsys):
-    text = (ROOT / "docs" / "deep.md").read_text(encoding="utf-8")
-    code = re.search(r"<!-- test: before and after -->\n```python\n(.*?)```", text, re.S)[1]
+def run_example(page, name):
+    """The names that an example of docs/ leaves behind."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    code = re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", text, re.S)[1]
     seen: dict = {}
-    exec(compile(code, "deep.md", "exec"), seen)
+    exec(compile(code, page, "exec"), seen)
+    return seen
+
+
+def test_the_example_of_a_calibrated_network_runs_and_helps(capsys):
+    seen = run_example("deep.md", "before and after")
     assert "before" in capsys.readouterr().out
     assert seen["after"]["nll"] < seen["before"]["nll"]
     assert seen["after"]["crps"] < seen["before"]["crps"]
@@ -113,10 +119,7 @@ def test_the_example_of_a_calibrated_network_runs_and_helps(capsys):
 
 
 def test_the_example_of_guaranteed_intervals_holds_about_what_it_promises(capsys):
-    text = (ROOT / "docs" / "intervals.md").read_text(encoding="utf-8")
-    code = re.search(r"<!-- test: guaranteed intervals -->\n```python\n(.*?)```", text, re.S)[1]
-    seen: dict = {}
-    exec(compile(code, "intervals.md", "exec"), seen)
+    seen = run_example("intervals.md", "guaranteed intervals")
     assert "of the new rows are in their intervals" in capsys.readouterr().out
     covered = ((seen["low"] <= seen["y_new"]) & (seen["y_new"] <= seen["high"])).mean()
     assert 0.8 < covered < 0.98  # of 100 rows, after 100 for calibration

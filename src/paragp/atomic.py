@@ -59,6 +59,18 @@ def check_place(path: str | os.PathLike[str]) -> None:
         raise PermissionError(f"{path} cannot be written: {folder} is not a folder that may be written to.")
 
 
+def check_new_file(path: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """Refuse, before the work is done, a file that stands in the way, or has no folder to be written to."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} to.")
+    if path.is_dir():
+        raise FileExistsError(f"{path} exists and is a folder. Choose a name for the file.")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists. Choose another path, or overwrite it (overwrite=True, or --force).")
+    check_place(path)
+
+
 def _beside(path: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Where `path` leads (through links, too), and a free hidden name in the same folder, which is made."""
     path = Path(path).resolve()

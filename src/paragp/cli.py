@@ -86,6 +86,8 @@ Data = Annotated[
 ]
 Model = Annotated[Path, typer.Argument(help="A folder made by `paragp fit`.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Truth = Annotated[str | None, typer.Option("--target", help="The column with the truth; the model's own if left out.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 
 
 @app.command()
@@ -215,7 +217,7 @@ def predict(
     out: Annotated[Path, typer.Option(help="File for the predictions: .parquet or .csv.", show_default=False)],
     interval: Annotated[float | None, typer.Option(help="Also the central interval, .9 for 90 %.")] = None,
     quantiles: Annotated[str | None, typer.Option(help="Also these quantiles: .05,.5,.95")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: Force = False,
 ) -> None:
     """Predict each row of a table: y_mean, y_std, function_std, noise_std, in the order of the rows.
 
@@ -246,7 +248,7 @@ def predict(
 def evaluate_command(
     model: Model,
     data: Data,
-    target: Annotated[str | None, typer.Option(help="The column with the truth; the model's own if left out.")] = None,
+    target: Truth = None,
     weights: Annotated[str | None, typer.Option(help="A column with the weight of each row.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -279,8 +281,8 @@ def report(
     model: Model,
     data: Data,
     out: Annotated[Path, typer.Option(help="File for the report, such as report.html.", show_default=False)],
-    target: Annotated[str | None, typer.Option(help="The column with the truth; the model's own if left out.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    target: Truth = None,
+    force: Force = False,
 ) -> None:
     """Write one HTML page about a model on a table: how good it is, where it is unsure, which rows surprise it.
 
@@ -306,7 +308,7 @@ def export(
     model: Model,
     onnx: Annotated[Path, typer.Option(help="File for the ONNX graph.", show_default=False)],
     interval: Annotated[float | None, typer.Option(help="Also the bounds of this coverage, .9 for 90 %.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: Force = False,
 ) -> None:
     """Write a model as one ONNX graph, checked against the model, for engines without Python.
 

@@ -21,7 +21,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
-from paragp.atomic import check_place, writing
+from paragp.atomic import check_new_file, writing
 from paragp.conformal import Calibration
 from paragp.data.tables import FARTHEST, Column
 from paragp.fitted import Fitted
@@ -61,11 +61,7 @@ def export(
         if importlib.util.find_spec(name) is None:
             raise ExportError(f'An export needs {name}. Install it with: pip install "paragp[onnx]"')
     path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} to.")
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise FileExistsError(f"{path} exists. Choose another path, or overwrite it (overwrite=True, or --force).")
-    check_place(path)
+    check_new_file(path, overwrite=overwrite)
     content = graph_of(fitted, interval)
     error = largest_difference(fitted, content, interval)
     if not error <= TOLERANCE:

@@ -7,7 +7,7 @@ from scipy import stats
 
 from paragp import PredictiveDistribution, evaluate
 from paragp.report import charts, gather
-from paragp.report.bins import by_deviation, by_input, distance_from_normal, expected_counts
+from paragp.report.bins import by_deviation, by_input, expected_counts
 from paragp.report.gather import LEVELS, Gathering
 from paragp.report.page import compare, judged
 from paragp.report.words import number, shown
@@ -171,12 +171,6 @@ def test_the_most_frequent_ten_categories():
     counts = letters.replace("p", "any other").value_counts()
     assert [each.rows for each in bins] == counts.head(10).tolist()
     assert bins[0].label == "any other"
-
-
-def test_distance_from_normal():
-    z = np.random.default_rng(0).normal(0.2, 1.3, 500)
-    assert distance_from_normal(z) == pytest.approx(stats.kstest(z, "norm").statistic)
-    assert distance_from_normal(np.zeros(1)) == 0.5
 
 
 def test_expected_counts_hold_most_of_what_chance_does():

@@ -7,12 +7,11 @@ together. The file needs no network, and the same rows give the same bytes.
 import importlib.util
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from paragp.atomic import check_place, writing
+from paragp.atomic import check_new_file, writing
 from paragp.data.tables import Array
 from paragp.fitted import Fitted
 from paragp.report.gather import Gathering
@@ -21,16 +20,9 @@ from paragp.report.page import commands, render
 
 def check_free(path: str | os.PathLike[str], *, overwrite: bool) -> None:
     """Refuse, before the work is done, a report that could not be made or written."""
-    path = Path(path)
     if importlib.util.find_spec("jinja2") is None:
         raise ValueError('A report needs jinja2. Install it with: pip install "paragp[report]"')
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} to.")
-    if path.is_dir():
-        raise FileExistsError(f"{path} is a folder. Choose a name for the file, such as report.html.")
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists. Choose another path, or overwrite it (overwrite=True, or --force).")
-    check_place(path)
+    check_new_file(path, overwrite=overwrite)
 
 
 def write_report(

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 from scipy.stats import binom
 
 from paragp.data.tables import Array, Column
@@ -67,14 +66,6 @@ def _bin(sample: Sample, label: str, mask: Mask) -> Bin:
     margin = 2 * float(error.std(ddof=1)) / math.sqrt(rows) if rows > 1 else 0.0
     noise = float((dist.noise_var[mask] / dist.var[mask]).mean())
     return Bin(label, rows, float(dist.std[mask].mean()), float(error.mean()), margin, noise)
-
-
-def distance_from_normal(z: Array) -> float:
-    """Kolmogorov and Smirnov's: the largest gap between the z-scores' distribution and the normal one."""
-    z, n = np.sort(z), len(z)
-    steps = np.arange(n + 1) / n
-    normal = ndtr(z)
-    return float(max((steps[1:] - normal).max(), (normal - steps[:-1]).max()))
 
 
 def expected_counts(rows: int, bins: int) -> tuple[float, float]:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from paragp.data.tables import Array
-from paragp.predictive import PredictiveDistribution
 from paragp.report.bins import Bin, margin
 from paragp.report.words import LABEL, count, number, percent, shown
 
@@ -23,7 +22,6 @@ SIGN = 7.0  # width of a sign of text, at most
 ROW = 22  # height of a row of bars
 LABELS = 124  # width of the labels beside bars
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-NINETY = 1.6448536269514722  # deviations to each side of a normal's mean that hold 90 %
 CDF_LIMIT = 4.0  # deviations shown to each side
 CDF_STEPS = np.arange(-3.0, 3.01, 0.5)
 MOST_EPOCHS = 150  # marks of a history
@@ -290,18 +288,18 @@ def _label(name: str, y: float, key: str) -> str:
 # --- predictions and training ---
 
 
-def predictions(row: NDArray[np.int64], y: Array, dist: PredictiveDistribution) -> str:
+def predictions(row: NDArray[np.int64], y: Array, mean: Array, bounds: Array) -> str:
     """Each row's 90 % interval at its predicted value, and its actual value: a dot inside, a cross outside."""
     svg = Svg("Actual against predicted values with the model's 90 % intervals.", 320)
-    low, high = dist.mean - NINETY * dist.std, dist.mean + NINETY * dist.std
+    low, high = bounds.T
     limits = widened(min(low.min(), y.min()), max(high.max(), y.max()))
-    sides = widened(dist.mean.min(), dist.mean.max())
+    sides = widened(mean.min(), mean.max())
     across, up = _axes(svg, sides, limits, "predicted", "actual")
-    for x, a, b in zip(dist.mean, low, high, strict=True):
+    for x, a, b in zip(mean, low, high, strict=True):
         svg.add("line", x1=across(x), x2=across(x), y1=up(a), y2=up(b), class_="interval")
     ends = max(sides[0], limits[0]), min(sides[1], limits[1])
     svg.path([(across(end), up(end)) for end in ends], "line ideal")
-    for i, (x, actual) in enumerate(zip(dist.mean.tolist(), y.tolist(), strict=True)):
+    for i, (x, actual) in enumerate(zip(mean.tolist(), y.tolist(), strict=True)):
         inside = low[i] <= actual <= high[i]
         tip = (
             f"Row {row[i]:,}: actual {number(actual)}, predicted {number(x)}, 90 % interval {number(low[i])} to "

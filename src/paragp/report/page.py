@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
+from scipy.stats import kstest
 
 from paragp.fitted import Fitted
 from paragp.gp.kernels import KERNELS
 from paragp.gp.methods import METHODS
 from paragp.metrics import METRICS
 from paragp.report import charts
-from paragp.report.bins import Bin, by_deviation, by_input, distance_from_normal, expected_counts, margin
+from paragp.report.bins import Bin, by_deviation, by_input, expected_counts, margin
 from paragp.report.gather import FAR, LEVELS, ColumnFacts, Facts
 from paragp.report.words import FULL, count, number, percent, shown
 
@@ -208,7 +209,7 @@ def _sampled(facts: Facts) -> str:
 
 def _calibration(facts: Facts) -> list[Figure]:
     z = facts.sample.z
-    distance, chance = distance_from_normal(z), 1.36 / math.sqrt(len(z))
+    distance, chance = float(kstest(z, "norm", method="asymp").statistic), 1.36 / math.sqrt(len(z))
     steps = charts.CDF_STEPS
     found = zip(steps.tolist(), charts.shares_below(z, steps).tolist(), ndtr(steps).tolist(), strict=True)
     band = expected_counts(facts.rows, len(facts.pit))
@@ -333,7 +334,7 @@ def _predictions(facts: Facts) -> Figure:
         "Each line is a row's 90 % interval (the model's own) at its predicted value; the dot is what came, a cross if "
         f"it lies outside. Dashed: predicted equals actual.{drawn}"
     )
-    return Figure("Actual against predicted", charts.predictions(row, y, dist), caption, table)
+    return Figure("Actual against predicted", charts.predictions(row, y, dist.mean, bounds), caption, table)
 
 
 def _best_epoch(fitted: Fitted) -> int | None:
@@ -391,7 +392,7 @@ def _column(facts: ColumnFacts, rows: int) -> dict[str, str]:
         )
     top = sorted(facts.counts.items(), key=lambda item: (-item[1], item[0]))
     names = ", ".join(f"{shown(key, 24)} ({total:,})" for key, total in top[:3])
-    holds = count(len(top), "known category").replace("categorys", "categories") + (f": {names}" if names else "")
+    holds = f"{len(top):,} known categor{'y' if len(top) == 1 else 'ies'}" + (f": {names}" if names else "")
     holds += ", …" if len(top) > 3 else ""
     unknown = "none"
     if facts.unknown:

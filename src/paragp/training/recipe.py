@@ -83,8 +83,8 @@ def by_steps(steps: int) -> float:
 
 def slowly(steps: int) -> dict[str, float]:
     """Shares of the learning rate: variances that sharpen before the mean has learned let it give up on what is hard,
-    so inducing points move fastest, and the kernel the more slowly the longer it has. A network before
-    it takes Adam's usual thousandth: at ten times as much all rows end at one point of the features.
+    so inducing points move fastest, and the kernel the more slowly the longer it has. A network before it takes Adam's
+    usual thousandth: at ten times as much all rows end at one point of the features.
 
     >>> [f"{slowly(steps)['kernel']:.2f}" for steps in (50, 600, 4000)]
     ['0.60', '0.60', '0.34']
