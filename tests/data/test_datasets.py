@@ -393,6 +393,15 @@ def test_a_split_is_the_protocols(table):
     assert not np.concatenate([part.x[:, 1] for part in parts]).any()  # the constant column
 
 
+def test_an_input_that_only_a_test_row_varies_in_is_not_blown_up():
+    x = np.full((1000, 1), 0.3)
+    order = np.random.default_rng(0).permutation(1000)
+    x[order[800]] = 0.9
+    assert x[order[:750]].std() > 0  # rounded
+    parts = split(Table(x, np.arange(1000.0)), 0)
+    assert np.abs(parts.test.x).max() == pytest.approx(0.6)
+
+
 def test_splits_differ(table):
     assert not np.array_equal(split(load("small"), 0).train.y, split(load("small"), 1).train.y)
 

@@ -21,10 +21,20 @@ def test_grids_are_the_papers():
     assert METHODS["map"].beta == METHODS["gamma-robust"].beta == (1.0,)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_row_that_is_far_out_leaves_the_others_as_they_are(name):
+    model, x = random_model(name, dtype=torch.float32), random_data(20, dtype=torch.float32).x
+    far = torch.cat([x, torch.tensor([[1e15, 0.0]])])
+    alone, beside = model.predict(x), model.predict(far)
+    np.testing.assert_allclose(beside.mean[:-1], alone.mean, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(beside.std[:-1], alone.std, rtol=1e-3)
+    assert np.isfinite(beside.std[-1])
+
+
 def test_gamma_belongs_to_gamma_robust():
-    assert METHODS["gamma-robust"].objective_for(1.07).keywords == {"gamma": 1.07}
+    assert METHODS["gamma-robust"].objective_for(gamma=1.07).keywords == {"gamma": 1.07}
     with pytest.raises(ValueError, match="SVGP has no gamma"):
-        METHODS["svgp"].objective_for(1.07)
+        METHODS["svgp"].objective_for(gamma=1.07)
     with pytest.raises(ValueError, match="gamma must be above 1"):
         METHODS["gamma-robust"].objective(None, None, None, gamma=1.0)
 

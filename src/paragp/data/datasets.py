@@ -312,5 +312,5 @@ def split(table: Table, k: int) -> Split:
 
 
 def _standardised(values: Array, rows: NDArray[np.intp]) -> Array:
-    mean, deviation = values[rows].mean(0), values[rows].std(0)
-    return (values - mean) / np.where(deviation == 0, 1.0, deviation)
+    known = values[rows]  # of equal numbers the mean is rounded, and the deviation then not quite zero
+    return (values - known.mean(0)) / np.where(np.ptp(known, 0) == 0, 1.0, known.std(0))

@@ -211,8 +211,12 @@ class _StationaryParts(NamedTuple):
     scale: Tensor  # ()
 
     def scaled(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs whose squared distance is a^2, centred: |x|^2 + |z|^2 - 2 x^T z loses digits far from the origin."""
-        centre = z.detach().mean(0)
+        """Inputs whose squared distance is a^2, centred: |x|^2 + |z|^2 - 2 x^T z loses digits far from the origin.
+
+        The centre is, in each input, the mean that is nearer to zero: a row that is far out must not move the others.
+        """
+        of_x, of_z = x.detach().mean(0), z.detach().mean(0)
+        centre = torch.where(of_x.abs() < of_z.abs(), of_x, of_z)
         unit = math.sqrt(self.profile.factor) / self.lengthscale
         z_scaled = (z - centre) * unit
         return z_scaled if x is z else (x - centre) * unit, z_scaled
