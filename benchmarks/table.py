@@ -11,7 +11,7 @@ from gpytorch_curve import by_seconds, place
 from quality import reached
 from scale import step_seconds
 
-from paragp.gp.methods import METHODS
+from paragp.gp.methods import PAPER
 from paragp.paper.protocol import SMALLER as SETS
 from paragp.paper.protocol import read, timing
 from paragp.paper.reported import reported
@@ -37,7 +37,7 @@ def step_table() -> str:
     rows = {(row["method"], row["B"]): row for row in load("step")["rows"]}
     columns = ["step, M = 1000", "B = 1000: ours", "GPyTorch", "ratio", "B = 10,000: ours", "GPyTorch", "ratio"]
     lines = []
-    for name in METHODS:
+    for name in PAPER:
         small, large = rows[name, 1000], rows[name, 10_000]
         note = " (its SVGP)" if small["note"] else ""
         lines.append([
@@ -178,7 +178,7 @@ def soonest_table(method: str = "ppgpr-mfd") -> str:
 def methods_table() -> str:
     """NLL of every method, means over the splits that were run, and the paper's in brackets."""
     runs, lines = quality_runs(), []
-    for method in METHODS:
+    for method in PAPER:
         cells = []
         for name in SETS:
             found = [run["nll"] for run in runs.get((name, method), [])]
