@@ -105,7 +105,7 @@ def reading(rows: Stream, B: int, blocks: int = 40) -> dict:
         block_rows += len(block.table)
     decode = (time.perf_counter() - seconds) / block_rows
     batch_rows, seconds = 0, time.perf_counter()
-    for _, part in islice(rows._parts(rows.source.pieces), blocks):
+    for part in islice(rows._share(), blocks):
         batch_rows += len(part.y)
     whole = (time.perf_counter() - seconds) / batch_rows
     order = torch.randperm(len(rows.sample.y), generator=torch.Generator().manual_seed(SEED))
@@ -251,13 +251,12 @@ def constants(options: argparse.Namespace) -> dict:
 def step_seconds(found: dict, B: int, processes: int) -> float:
     """The cost model: a step of B rows by so many processes of one thread each.
 
-    All repeat what no row enters and decode all rows; each encodes and trains on its share; sending takes as long as
-    between two, twice that where there are many (a ring sends each number about twice).
+    All repeat what no row enters; each reads, encodes and trains on its share; sending takes as long as between two,
+    twice that where there are many (a ring sends each number about twice).
     """
-    share = B / processes
+    row = found["row_seconds"] + found["encode_row_seconds"] + found["decode_row_seconds"]
     sent = {1: 0.0, 2: found["send_seconds"]}.get(processes, 2 * found["send_seconds"])
-    rows = share * (found["row_seconds"] + found["encode_row_seconds"]) + B * found["decode_row_seconds"]
-    return found["repeated_seconds"] + rows + sent
+    return found["repeated_seconds"] + B / processes * row + sent
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ import torch
 from peers import PEERS, PeerGP
 
 from paragp import METHODS, Data
+from paragp.gp.methods import PAPER
 from paragp.training.step import backward
 
 # Per step, in the method's M and B: solve and its backward 4 M^2 B, factorisation and its backward 4.7 M^3 (two
@@ -163,7 +164,7 @@ def numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated names")
+    parser.add_argument("--methods", default=",".join(PAPER), help="comma-separated names")
     parser.add_argument("--M", type=numbers, default=[1000], help="inducing points, comma-separated")
     parser.add_argument("--B", type=numbers, default=[1000], help="batch sizes, comma-separated")
     parser.add_argument("--d", type=numbers, default=[26], help="inputs, comma-separated")

@@ -3,6 +3,7 @@
 import os
 import threading
 
+import narwhals as nw
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -13,10 +14,10 @@ from typer.testing import CliRunner
 
 from paragp import ParametricGPRegressor
 from paragp.cli import app
-from paragp.data import stream
+from paragp.data import stream, tables
 from paragp.data.parquet import Source, read_ahead
 from paragp.data.rows import bounds
-from paragp.data.stream import Stream, _sorted_sample, plan, survey
+from paragp.data.stream import Stream, _sorted_sample, plan, spread_order, survey
 from paragp.data.tables import fit_columns, fit_target
 from paragp.metrics import nll
 
@@ -247,9 +248,10 @@ def test_an_epoch_holds_every_row_once_in_near_equal_batches(buffer, tmp_path):
     assert np.abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < (0.1 if buffer == stream.BUFFER else 0.9)
 
 
+@pytest.mark.parametrize("groups", [700, 20])  # few row groups, which all read, and many, of which each has its own
 @pytest.mark.parametrize("buffer", [1, 200_000, stream.BUFFER])
-def test_processes_share_every_batch(buffer, tmp_path):
-    folder = write(tmp_path / "rows", frame())
+def test_processes_share_every_batch(buffer, groups, tmp_path):
+    folder = write(tmp_path / "rows", frame(), groups=groups)
     whole = opened(folder, buffer=buffer)
     parts = [opened(folder, buffer=buffer, rank=rank, count=3) for rank in range(3)]
     epochs = [list(data.batches(256, generator(1))) for data in (whole, *parts)]
@@ -258,6 +260,76 @@ def test_processes_share_every_batch(buffer, tmp_path):
         np.testing.assert_array_equal(np.sort(rows), np.sort(numbers_of(batch, whole)))
     rows = np.concatenate([numbers_of(chunk, whole) for data in parts for chunk in data.chunks(100)])
     np.testing.assert_array_equal(np.sort(rows), np.setdiff1d(np.arange(N), whole.found.held_out))
+
+
+def test_each_process_reads_its_own_row_groups_where_there_are_many(tmp_path, monkeypatch):
+    folder = write(tmp_path / "rows", frame(), groups=20)
+    shares, opened_groups = [], []
+    for rank in range(2):
+        data = opened(folder, rank=rank, count=2)
+        read, decoded = data.source.read, set()
+
+        def recorded(names, pieces, read=read, decoded=decoded):
+            decoded.update(pieces)
+            return read(names, pieces)
+
+        monkeypatch.setattr(data.source, "read", recorded)
+        shares.append([len(batch.y) for batch in data.batches(500, generator(1))])
+        opened_groups.append(decoded)
+    assert len(opened_groups[0] & opened_groups[1]) <= 1  # the one in the middle
+    assert sum(map(len, opened_groups)) <= len(data.source.pieces) + 1
+    assert max(max(share) for share in shares) < 1.2 * 500 / 2
+
+
+def test_shares_stay_even_where_one_row_group_is_far_larger_than_the_others(tmp_path):
+    folder = write(tmp_path / "rows", frame().iloc[:4000], files=1, groups=4000)
+    write(tmp_path / "small", frame().iloc[4000:], files=1, groups=5)
+    (tmp_path / "small" / "part-0.parquet").rename(folder / "part-1.parquet")
+    data = opened(folder, buffer=1, rank=1, count=2)
+    shares = [len(batch.y) / 100 for batch in data.batches(100, generator(1))]
+    assert 0.25 < min(shares) <= max(shares) < 0.75
+
+
+def test_a_bad_row_is_said_by_all_processes(tmp_path):
+    rows = frame()
+    rows.loc[N - 10, "y"] = np.nan
+    source = Source(write(tmp_path / "rows", rows))
+    wanted = plan(source, "y", "w", (), "from_dtype")
+    options, found = {"start_rows": 300, "validation_rows": 0}, []
+    for rank in range(2):
+        with pytest.raises(StopIteration):
+            survey(source, wanted, generator=generator(), rank=rank, count=2, gather=_stop_with(found), **options)
+    for rank in range(2):
+        with pytest.raises(ValueError, match=f"nan in row {N - 10} of"):
+            survey(source, wanted, generator=generator(), rank=rank, count=2, gather=lambda _: found, **options)
+
+
+def test_too_many_categories_are_found_over_all_processes(monkeypatch):
+    monkeypatch.setattr(tables, "MOST_DISTINCT", 100)
+    one, other = tables.ColumnSurvey("id", True), tables.ColumnSurvey("id", True)
+    for survey_of, start in ((one, 0), (other, 75)):
+        values = pa.chunked_array([[f"{i:03}" for i in range(start, start + 75)]])
+        survey_of.add(nw.from_native(values, series_only=True), np.ones(75))
+    with pytest.raises(ValueError, match="more than 100 different values"):
+        one.merge(other)
+
+
+def test_a_range_of_rows_is_read_without_the_rest(tmp_path):
+    source = Source(write(tmp_path / "rows", frame()))
+    blocks = list(source.read(["row"], within=range(690, 2345)))
+    assert np.concatenate([block.table["row"].to_numpy() for block in blocks]).tolist() == list(range(690, 2345))
+    assert [block.start for block in blocks] == [block.table["row"][0].as_py() for block in blocks]
+    assert [len(source.share(rank, 3)) for rank in range(3)] == [1666, 1667, 1667]
+
+
+def test_row_groups_are_taken_in_an_order_that_is_spread_over_the_table():
+    for n in (0, 1, 7, 64, 100):
+        order = spread_order(n, generator(n))
+        assert sorted(order) == list(range(n))
+    assert spread_order(64, generator(1)) != spread_order(64, generator(2))
+    order = np.array(spread_order(96, generator(3)))
+    for start in range(0, 96 - 24):  # each third has its share of any stretch, within a few
+        assert np.ptp(np.bincount(order[start : start + 24] // 32, minlength=3)) <= 4
 
 
 def test_processes_find_the_same_statistics_together(tmp_path):
@@ -277,6 +349,22 @@ def test_processes_find_the_same_statistics_together(tmp_path):
     torch.testing.assert_close(merged.validation.x, whole.validation.x, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(merged.start.y, whole.start.y, rtol=1e-9, atol=1e-9)
     assert merged.total == whole.total
+
+
+def test_a_target_that_is_constant_in_one_share_has_the_spread_of_all(tmp_path):
+    rows = frame()
+    rows.loc[: N // 2, "y"] = 7.0
+    source = Source(write(tmp_path / "rows", rows))
+    wanted = plan(source, "y", "w", (), "from_dtype")
+    options = {"start_rows": 300, "validation_rows": 0}
+    whole, found = survey(source, wanted, generator=generator(), **options), []
+    for rank in range(3):
+        with pytest.raises(StopIteration):
+            survey(source, wanted, generator=generator(), rank=rank, count=3, gather=_stop_with(found), **options)
+    merged = survey(source, wanted, generator=generator(), rank=1, count=3, gather=lambda _: found, **options)
+    assert (merged.low, merged.high) == (whole.low, whole.high)
+    assert merged.target.deviation == pytest.approx(whole.target.deviation, rel=1e-9)
+    assert merged.target.deviation > 0.1
 
 
 def _stop_with(found):

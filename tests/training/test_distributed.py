@@ -1,5 +1,6 @@
 """Two processes come to the model of one."""
 
+import os
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import torch
 
 from paragp.data.rows import Data, Share
 from paragp.gp.methods import METHODS
-from paragp.training.distributed import ALONE
+from paragp.training.distributed import ALONE, _own_cores
 from paragp.training.loop import Config, fit
 from paragp.training.solves import solve
 
@@ -79,11 +80,12 @@ def test_processes_stay_together_behind_a_network_with_a_state(tmp_path):
 def test_a_process_that_fails_ends_all_with_its_message(tmp_path):
     (tmp_path / "rows").mkdir()
     rows = table()
-    rows.loc[35, "y"] = np.nan
+    rows.loc[335, "y"] = np.nan  # the second one reads it, and both say so
     rows.to_parquet(tmp_path / "rows" / "part.parquet", row_group_size=30)
     done = run(tmp_path, "stream", 2)
     assert done.returncode != 0
-    assert "The target 'y' is nan in row 35" in done.stderr
+    assert "The target 'y' is nan in row 335" in done.stderr
+    assert "Connection closed" not in done.stderr
 
 
 class Together:
@@ -142,3 +144,27 @@ def test_an_empty_share_of_a_batch_adds_nothing():
     )  # fmt: skip
     assert len(recorder.seen) == 3
     assert all(not bool(tensor.any()) for step in recorder.seen for tensor in step)
+
+
+def test_processes_of_one_machine_keep_to_their_own_cores(monkeypatch):
+    cores, asked = set(range(4)), []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, chosen: asked.append(list(chosen)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    shares = []
+    for rank in range(3):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        with _own_cores():
+            shares += asked[-1]
+        assert asked[-1] == [0, 1, 2, 3]  # all of them again
+    assert sorted(shares) == [0, 1, 2, 3]
+    asked.clear()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")  # more processes than cores
+    with _own_cores():
+        pass
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    cores = {1, 2}  # assigned by someone else
+    with _own_cores():
+        pass
+    assert asked == []

@@ -40,6 +40,10 @@ class Piece(NamedTuple):
     start: int  # its first row, counted over all files
     rows: int
 
+    def meets(self, rows: range) -> bool:
+        """Whether it holds any of these rows."""
+        return self.start < rows.stop and rows.start < self.start + self.rows
+
 
 class Source:
     """Parquet files as one table. `place` is a file, a folder or a glob; key=value/ folders below it are columns."""
@@ -75,9 +79,21 @@ class Source:
             raise ValueError(f"{self.place} has no rows.")
         self.block_rows = max(FEWEST_READ, min(MOST_READ, READ_BYTES // (8 * len(self.schema))))
 
-    def read(self, names: Sequence[str], pieces: Iterable[Piece] | None = None) -> Iterator["Block"]:
-        """These columns of these row groups (all, if left out), block by block."""
+    def share(self, rank: int, count: int) -> range:
+        """The rows that are one's of `count` processes: as many as the others', side by side."""
+        return range(rank * self.rows // count, (rank + 1) * self.rows // count)
+
+    def read(
+        self, names: Sequence[str], pieces: Iterable[Piece] | None = None, within: range | None = None
+    ) -> Iterator["Block"]:
+        """These columns of these row groups (all, if left out), block by block; only of rows `within`, if it is given.
+
+        Row groups without such rows are not opened.
+        """
+        within = range(self.rows) if within is None else within
         for piece in self.pieces if pieces is None else pieces:
+            if not piece.meets(within):
+                continue
             file, start = self.files[piece.file], piece.start
             if not file.exists() or _stamp(file) != self.stamps[piece.file]:
                 raise OSError(f"{file} is gone, or was changed, since it was first read. Put it back and start again.")
@@ -86,12 +102,16 @@ class Source:
             footer = self.footers[piece.file]
             with _naming(file), pq.ParquetFile(file, metadata=footer, pre_buffer=False) as opened:
                 for batch in opened.iter_batches(self.block_rows, row_groups=[piece.group], columns=stored):
-                    part = _plain(pa.Table.from_batches([batch]))
-                    for name in names:
-                        if name in known:
-                            part = part.append_column(name, pa.repeat(known[name], len(batch)))
-                    yield Block(start, part.select(list(names)))
+                    first, stop = max(start, within.start), min(start + len(batch), within.stop)
+                    if first < stop:
+                        part = _plain(pa.Table.from_batches([batch.slice(first - start, stop - first)]))
+                        for name in names:
+                            if name in known:
+                                part = part.append_column(name, pa.repeat(known[name], len(part)))
+                        yield Block(first, part.select(list(names)))
                     start += len(batch)
+                    if start >= within.stop:
+                        break
 
 
 class Block(NamedTuple):

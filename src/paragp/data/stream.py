@@ -25,6 +25,7 @@ from paragp.data.tables import Array, Column, ColumnSurvey, Target, encode
 
 BUFFER = 128 * 2**20  # bytes of encoded rows among which a batch is drawn
 FEWEST_BATCHES = 4  # that the buffer holds in any case
+FEWEST_PIECES = 16  # of each process in the buffer: with fewer row groups, shares of a batch would be uneven
 
 
 # --- one pass over all rows ---
@@ -111,32 +112,23 @@ def survey(
 ) -> Survey:
     """Statistics of every column but for the rows that validate, exact and in float64, and two samples of rows.
 
-    Of `count` processes each takes every `count`-th row from its `rank` on, and `gather` gives each what all found.
+    Of `count` processes each reads its share of the rows, and `gather` gives each what all found: where one has met a
+    row that cannot be used, all say so.
     """
     chosen = _sorted_sample(source.rows, min(source.rows, start_rows + validation_rows), generator)
     mixed = chosen[torch.randperm(len(chosen), generator=generator).numpy()]
     held_out, kept = np.sort(mixed[:validation_rows]), np.sort(mixed[validation_rows:])
-    surveys = [ColumnSurvey(name, text) for name, text in zip(wanted.names, wanted.categorical, strict=True)]
-    surveys.append(ColumnSurvey(wanted.target, False))
-    total = 0.0
-    samples: dict[str, dict[int, pa.Table]] = {"start": {}, "validation": {}}
-    for first, part in read_ahead(source.read(wanted.all_names)):
-        progress(len(part))
-        _check_numbers(source, wanted, part, first)
-        for name, rows in (("start", kept), ("validation", held_out)):
-            taken = _within(rows, first, len(part)) - first
-            if len(taken) and rank == 0:  # each finds the same
-                samples[name][first] = part.take(taken)
-        mask = _own(first, len(part), held_out, rank, count)
-        if not mask.any():
-            continue
-        part = part.filter(pa.array(mask))
-        weights = _weights(part, wanted)
-        total += float(weights.sum())
-        for column, found in zip(wanted.names, surveys[:-1], strict=True):
-            found.add(nw.from_native(part[column], series_only=True), weights)
-        surveys[-1].add(_floats(part[wanted.target], wanted.target), weights)
-    surveys, total, samples = _merged(gather((surveys, total, samples)))
+    share = source.share(rank, count)
+    error, found = None, None
+    try:  # the other processes are about as far
+        found = _read(source, wanted, share, kept, held_out, lambda rows: progress(count * rows))
+    except (ValueError, OSError) as bad:
+        error = bad
+    parts = gather((error, found))
+    for error, _ in parts:
+        if error is not None:
+            raise error
+    surveys, total, samples = _merged([part for _, part in parts])
     if not total > 0:
         raise ValueError(f"All weights {wanted.weights!r} of {source.place} are zero. At least one row must count.")
     *columns, known = (found.column() for found in surveys)
@@ -150,9 +142,41 @@ def survey(
     return Survey(tuple(columns), target, start, held_out, validation, total, low, high)
 
 
-def _own(start: int, rows: int, held_out: NDArray[np.int64], rank: int, count: int) -> NDArray[np.bool_]:
-    """Which rows of a block are this process's to train on."""
-    mask = np.arange(start, start + rows) % count == rank
+def _read(
+    source: Source,
+    wanted: Plan,
+    share: range,
+    kept: NDArray[np.int64],
+    held_out: NDArray[np.int64],
+    progress: Callable[[int], object],
+) -> tuple[list[ColumnSurvey], float, dict[str, dict[int, pa.Table]]]:
+    """Of a share of the rows: each column's survey, the target's last, the weight, and the rows of both samples."""
+    surveys = [ColumnSurvey(name, text) for name, text in zip(wanted.names, wanted.categorical, strict=True)]
+    surveys.append(ColumnSurvey(wanted.target, False))
+    total = 0.0
+    samples: dict[str, dict[int, pa.Table]] = {"start": {}, "validation": {}}
+    for first, part in read_ahead(source.read(wanted.all_names, within=share)):
+        progress(len(part))
+        _check_numbers(source, wanted, part, first)
+        for name, rows in (("start", kept), ("validation", held_out)):
+            taken = _within(rows, first, len(part)) - first
+            if len(taken):
+                samples[name][first] = part.take(taken)
+        mask = _training(first, len(part), held_out)
+        if not mask.any():
+            continue
+        part = part.filter(pa.array(mask))
+        weights = _weights(part, wanted)
+        total += float(weights.sum())
+        for column, found in zip(wanted.names, surveys[:-1], strict=True):
+            found.add(nw.from_native(part[column], series_only=True), weights)
+        surveys[-1].add(_floats(part[wanted.target], wanted.target), weights)
+    return surveys, total, samples
+
+
+def _training(start: int, rows: int, held_out: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows of a block are to train on."""
+    mask = np.ones(rows, dtype=bool)
     mask[_within(held_out, start, rows) - start] = False
     return mask
 
@@ -228,7 +252,11 @@ def _width(columns: Sequence[Column]) -> int:
 
 @dataclass
 class Stream:
-    """Rows of files as training takes them (`Rows`): encoded, standardised, without those that validate."""
+    """Rows of files as training takes them (`Rows`): encoded, standardised, without those that validate.
+
+    Where `count` processes train together, each reads its share of the rows (`Source.share`). Only where there are too
+    few row groups to shuffle them and still give all an even share of each batch, each reads all for every `count`-th.
+    """
 
     source: Source
     wanted: Plan
@@ -236,7 +264,7 @@ class Stream:
     dtype: torch.dtype
     device: torch.device
     buffer: int = BUFFER  # bytes
-    rank: int = 0  # of `count` processes that train together: each takes every `count`-th row
+    rank: int = 0  # of `count` processes that train together
     count: int = 1
     _sample: Data = field(init=False)
 
@@ -261,7 +289,7 @@ class Stream:
 
     def chunks(self, size: int) -> Iterator[Data]:
         left: Data | None = None
-        for _, part in read_ahead(self._parts(self.source.pieces)):
+        for part in read_ahead(self._share()):
             rows = part if left is None else _joined(left, part)
             whole = len(rows.y) - len(rows.y) % size
             for start in range(0, whole, size):
@@ -277,13 +305,15 @@ class Stream:
         processes changes a batch.
         """
         own = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
-        pieces = [self.source.pieces[i] for i in torch.randperm(len(self.source.pieces), generator=own)]
+        pieces = [self.source.pieces[i] for i in spread_order(len(self.source.pieces), own)]
         sizes = iter([stop - start for start, stop in pairwise(bounds(self.size, batch_size))])
         width = self._sample.x.shape[1] + 2
         capacity = max(self.buffer // (width * self._sample.x.element_size()), FEWEST_BATCHES * batch_size)
         held = _Held(min(capacity, self.size), self._sample)
         wanted = next(sizes)
-        for own_rows, part in read_ahead(self._parts(pieces)):
+        typical = sum(piece.rows**2 for piece in pieces) / self.source.rows  # of the row group that a row is in
+        by_range = capacity >= FEWEST_PIECES * self.count * typical
+        for own_rows, part in read_ahead(self._parts(pieces, by_range)):
             while len(own_rows):
                 own_rows, part = held.fill(own_rows, part)
                 if held.full:
@@ -302,14 +332,29 @@ class Stream:
                 taken += wanted
                 wanted = next(sizes, 0)
 
-    def _parts(self, pieces: Iterable[Piece]) -> Iterator[tuple[NDArray[np.bool_], Data]]:
-        """For each block which of its rows (without those that validate) are this process's, and these rows: encoded,
-        on the processor, in the model's precision."""
-        for first, part in self.source.read(self.wanted.all_names, pieces):
-            own = _own(first, len(part), self.found.held_out, self.rank, self.count)
-            training = _own(first, len(part), self.found.held_out, 0, 1)
-            rows = encoded(part.filter(pa.array(own)), self.wanted, self.found.columns, self.found.target)
-            yield own[training], _mapped(rows, lambda values: values.to(self.dtype))
+    def _share(self) -> Iterator[Data]:
+        """This process's share of all rows, in order."""
+        for first, part in self.source.read(self.wanted.all_names, within=self.source.share(self.rank, self.count)):
+            yield self._encoded(part, _training(first, len(part), self.found.held_out))
+
+    def _parts(self, pieces: Iterable[Piece], by_range: bool) -> Iterator[tuple[NDArray[np.bool_], Data]]:
+        """For each block (or row group that need not be read) which of its rows, without those that validate, are this
+        process's, and these rows encoded: its range of the table, or every `count`-th."""
+        share, nothing = self.source.share(self.rank, self.count), self._sample.take(slice(0))
+        for piece in pieces:
+            if by_range and not piece.meets(share):
+                yield np.zeros(_training(*piece[2:], self.found.held_out).sum(), dtype=bool), nothing
+                continue
+            for first, part in self.source.read(self.wanted.all_names, [piece]):
+                training = _training(first, len(part), self.found.held_out)
+                row = np.arange(first, first + len(part))
+                own = (share.start <= row) & (row < share.stop) if by_range else row % self.count == self.rank
+                yield own[training], self._encoded(part, own & training)
+
+    def _encoded(self, part: pa.Table, taken: NDArray[np.bool_]) -> Data:
+        """Some rows of a block, on the processor, in the model's precision."""
+        rows = encoded(part.filter(pa.array(taken)), self.wanted, self.found.columns, self.found.target)
+        return _mapped(rows, lambda values: values.to(self.dtype))
 
     def _placed(self, rows: Data) -> Data:
         return _mapped(rows, lambda values: values.to(self.device, self.dtype))
@@ -357,6 +402,28 @@ class _Held:
         self.count, self.own = len(places), 0
         self._store(left)
         self.slots[: self.count] = torch.where(here, here.cumsum(0) - 1, -1)
+
+
+def spread_order(n: int, generator: torch.Generator) -> list[int]:
+    """A random order of n numbers of which every stretch is spread evenly over all: halves take turns, and so on.
+
+    >>> order = spread_order(8, torch.Generator().manual_seed(0))
+    >>> order, [sorted(number // 2 for number in part) for part in (order[:4], order[4:])]
+    ([4, 0, 6, 3, 5, 1, 7, 2], [[0, 1, 2, 3], [0, 1, 2, 3]])
+    """
+    coins = iter(torch.randint(2, (n,), generator=generator).tolist())
+
+    def order(low: int, high: int) -> list[int]:
+        if high - low < 2:
+            return list(range(low, high))
+        coin = next(coins)
+        middle = (low + high + coin) // 2  # of an odd number, the half that begins is the larger one
+        halves = order(low, middle), order(middle, high)
+        found = [0] * (high - low)
+        found[::2], found[1::2] = halves if coin else halves[::-1]
+        return found
+
+    return order(0, n)
 
 
 def _mapped(rows: Data, change: Callable[[Tensor], Tensor]) -> Data:

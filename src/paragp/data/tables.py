@@ -399,6 +399,9 @@ class ColumnSurvey:
             if total > 0 and key is not None:
                 self.totals[key] = self.totals.get(key, 0.0) + total
             self.missing = self.missing or (total > 0 and key is None)
+        self._check_distinct()
+
+    def _check_distinct(self) -> None:
         if len(self.totals) > MOST_DISTINCT:
             raise ValueError(
                 f"Column {self.name!r} holds more than {MOST_DISTINCT:,} different values, which says little as a "
@@ -422,6 +425,7 @@ class ColumnSurvey:
         self.missing = self.missing or other.missing
         for key, total in other.totals.items():
             self.totals[key] = self.totals.get(key, 0.0) + total
+        self._check_distinct()
         if other.weight:
             self._merge_numbers(other.weight, other.mean, other.square)
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)

@@ -85,6 +85,25 @@ def joined() -> Iterator[Group]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=named, rank=rank, world_size=count)
     try:
-        yield current()
+        with _own_cores():
+            yield current()
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _own_cores() -> Iterator[None]:
+    """Keep to this process's share of the machine's cores for a while, unless someone has assigned cores already.
+
+    Each step waits for the slowest process, and processes that move between cores take turns at being that.
+    """
+    here, local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    all_cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if not 1 < here <= len(all_cores) or len(all_cores) != os.cpu_count():
+        yield
+        return
+    os.sched_setaffinity(0, all_cores[local * len(all_cores) // here : (local + 1) * len(all_cores) // here])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, all_cores)

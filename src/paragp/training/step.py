@@ -8,7 +8,7 @@ from paragp.gp.linalg import keep_freed_memory
 from paragp.gp.model import ParametricGP
 from paragp.gp.objectives import Objective, estimate
 
-CHUNK = 2000  # rows taken through forward and backward together: their M x b matrices stay near the processor
+CHUNK = 1000  # rows taken through forward and backward together: their M x b matrices stay near the processor
 
 
 def backward(
