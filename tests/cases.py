@@ -18,7 +18,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = float64) -> torch.Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=float64).to(dtype)
+    return torch.randn(shape, generator=generator(seed), dtype=float64).to(dtype)
 
 
 def random_model(

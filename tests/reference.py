@@ -37,6 +37,13 @@ def kl(m, S, K):
     return 0.5 * (np.trace(np.linalg.solve(K, S)) + m @ np.linalg.solve(K, m) - len(m) + log_dets)
 
 
+def renyi(m, S, K, order):
+    """Rényi's divergence of that order of N(m, S) from N(0, K)."""
+    tilted = order * K + (1 - order) * S
+    log_dets = np.linalg.slogdet(tilted)[1] - (1 - order) * np.linalg.slogdet(S)[1] - order * np.linalg.slogdet(K)[1]
+    return order / 2 * m @ np.linalg.solve(tilted, m) + log_dets / (2 * (1 - order))
+
+
 # --- mean and variance functions ---
 def mean(K_MM, K_Mb, m):
     """Eqn meanfunc."""
@@ -90,6 +97,28 @@ def gamma_robust_terms(mean, ktilde, svar, y, noise, gamma):
         expectation = weights @ np.exp((gamma - 1) * log_normal(target, f, noise))
         terms.append(gamma / (gamma - 1) * (expectation / integral ** ((gamma - 1) / gamma) - 1))
     return np.array(terms)
+
+
+def ppgpr_gamma_terms(mean, ktilde, svar, y, noise, gamma):
+    """The gamma divergence's loss of the predictive density, its integral by quadrature."""
+    terms = []
+    for mu, var, target in zip(mean, ktilde + svar + noise, y, strict=True):
+        scale = np.sqrt(var)
+        integral = quad(lambda v, s2=var: np.exp(gamma * log_normal(v, 0.0, s2)), -40 * scale, 40 * scale, points=[0])[
+            0
+        ]
+        density = np.exp(log_normal(target, mu, var))
+        terms.append(gamma / (gamma - 1) * (density ** (gamma - 1) / integral ** ((gamma - 1) / gamma) - 1))
+    return np.array(terms)
+
+
+def bb_alpha_terms(mean, var, y, noise, alpha):
+    """log E[N(y | f, noise)^alpha] / alpha over f ~ N(mean, var), by quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    weights = weights / weights.sum()
+    f = mean[:, None] + np.sqrt(var)[:, None] * nodes
+    noise = np.broadcast_to(noise, mean.shape)[:, None]
+    return np.log(np.exp(alpha * log_normal(y[:, None], f, noise)) @ weights) / alpha
 
 
 # --- marginal likelihoods ---

@@ -85,8 +85,8 @@ def test_the_cost_model_adds_up():
     found = {"repeated_seconds": 0.1, "row_seconds": 1e-4, "encode_row_seconds": 1e-5, "decode_row_seconds": 1e-6,
              "send_seconds": 0.01}  # fmt: skip
     assert scale.step_seconds(found, 1000, 1) == pytest.approx(0.1 + 0.111)
-    assert scale.step_seconds(found, 1000, 2) == pytest.approx(0.1 + 0.055 + 0.001 + 0.01)
-    assert scale.step_seconds(found, 1000, 100) == pytest.approx(0.1 + 0.0011 + 0.001 + 0.02)
+    assert scale.step_seconds(found, 1000, 2) == pytest.approx(0.1 + 0.0555 + 0.01)
+    assert scale.step_seconds(found, 1000, 100) == pytest.approx(0.1 + 0.00111 + 0.02)
 
 
 def test_coverage_keeps_its_contract(small_table):

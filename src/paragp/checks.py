@@ -26,6 +26,7 @@ def check_number(
     low: float = -math.inf,
     above: float = -math.inf,
     below: float = math.inf,
+    high: float = math.inf,
     auto: bool = False,
 ) -> None:
     """Refuse a parameter that is not a number in its range (or "auto", where allowed)."""
@@ -34,10 +35,10 @@ def check_number(
     kind = numbers.Integral if whole else numbers.Real
     number: Any = value.item() if isinstance(value, np.generic) else value
     number = number if isinstance(number, kind) and not isinstance(number, bool) else math.nan
-    if low <= number and above < number < below and abs(number) < 1e300:
+    if low <= number <= high and above < number < below and abs(number) < 1e300:
         return
     limits = [f"at least {low:g}"] * (low > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
-    limits += [f"below {below:g}"] * (below < math.inf)
+    limits += [f"below {below:g}"] * (below < math.inf) + [f"at most {high:g}"] * (high < math.inf)
     wanted = f"a {'whole ' if whole else ''}number {' and '.join(limits)}" + (' or "auto"' if auto else "")
     raise ValueError(f"{name} must be {wanted}, got {value!r}.")
 

@@ -23,6 +23,7 @@ from paragp.data.files import check_columns, even_blocks, read_table, some, writ
 from paragp.data.parquet import is_many, names_of, rows_of, too_large
 from paragp.estimator import FULL_BATCH
 from paragp.fitted import BLOCK_ROWS
+from paragp.gp.methods import PAPER
 from paragp.metrics import Scores
 from paragp.onnx import export as export_onnx
 from paragp.paper import commands, toy
@@ -516,7 +517,7 @@ def demo(
     Takes a minute or two on two cores. Example: paragp demo --out demo
     """
     typer.echo(
-        f"Fitting {len(METHODS)} methods, FITC and the exact GP to {toy.N_TRAIN} rows of a curve whose noise "
+        f"Fitting {len(PAPER)} methods, FITC and the exact GP to {toy.N_TRAIN} rows of a curve whose noise "
         "grows from left to right.",
     )
     out.mkdir(parents=True, exist_ok=True)

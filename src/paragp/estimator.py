@@ -103,7 +103,11 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     beta : float or "auto"
         Weight beta_reg of the regulariser. "auto" searches the paper's grid on validation rows.
     gamma : float or "auto"
-        For "gamma-robust" only, as `beta`.
+        For "gamma-robust" and "ppgpr-gamma" only, as `beta`.
+    bb_alpha : float or "auto"
+        For "bb-alpha" and "bb-alpha-u" only, as `beta`.
+    renyi : float
+        The order of the regulariser, Rényi's divergence; 1 is the KL divergence.
     recipe : "auto" or "adam"
         "auto" starts from the exact GP of a sample and solves for the mean between epochs; "adam" is the paper's
         training, 400 epochs of Adam at .01.
@@ -135,7 +139,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     history_ : one dict per epoch with objective, learning_rate, seconds, nll, rmse, crps (the last three on validation
         rows, in standardised units)
     validation_scores_ : dict or None, `paragp.metrics.evaluate` on the validation rows in the units of y
-    beta_, gamma_ : the values used
+    beta_, gamma_, alpha_ : the values used
     noise_std_ : deviation of the observation noise, in the units of y
     lengthscales_ : dict or None, one lengthscale per encoded column, in standardised units
     feature_relevance_ : dict or None, each input's share of the kernel's sensitivity (from the lengthscales)
@@ -162,6 +166,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         mean: Any = None,
         beta: float | str = "auto",
         gamma: float | str = "auto",
+        bb_alpha: float | str = "auto",
+        renyi: float = 1.0,
         recipe: str = "auto",
         max_epochs: int | str = "auto",
         batch_size: int | str = "auto",
@@ -184,6 +190,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         self.mean = mean
         self.beta = beta
         self.gamma = gamma
+        self.bb_alpha = bb_alpha
+        self.renyi = renyi
         self.recipe = recipe
         self.max_epochs = max_epochs
         self.batch_size = batch_size
@@ -204,6 +212,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     n_iter_: int
     beta_: float
     gamma_: float | None
+    alpha_: float | None
     validation_scores_: dict[str, float] | None
 
     # --- fitting ---
@@ -420,6 +429,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             mean=self._mean_network,
             beta=_given(self.beta, float),
             gamma=_given(self.gamma, float),
+            bb_alpha=_given(self.bb_alpha, float),
+            renyi=float(self.renyi),
             epochs=_given(self.max_epochs, int),
             batch_size=_given(self.batch_size, int),
             learning_rate=_given(self.learning_rate, float),
@@ -439,12 +450,13 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             )  # fmt: skip
         self.history_ = [_flat(record) for record in trained.history]
         self.n_iter_ = len(self.history_)
-        self.beta_, self.gamma_ = trained.beta, trained.gamma
+        self.beta_, self.gamma_, self.bb_alpha_ = trained.beta, trained.gamma, trained.bb_alpha
         family = trained.model.family
         if self.features is not None:
             warn_if_collapsed(trained.model.features, data.sample.x)
         return trained.model, {
             "epochs": self.n_iter_, "best_epoch": trained.best_epoch, "beta": trained.beta, "gamma": trained.gamma,
+            "bb_alpha": trained.bb_alpha,
             "inducing_points": len(family.Z), "inducing_points_of_the_variance": len(family.variance_points),
             "points_near_rows": self._near_rows(max(len(family.Z), len(family.variance_points)), data.size),
         }  # fmt: skip
@@ -475,7 +487,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
                 Z = kmeans(x, self.n_inducing, generator=generator)
                 model = fit_fitc(self.kernel, x, y, Z, progress=lambda: show(None), **iterations)
                 found |= {"inducing_points": len(Z), "points_near_rows": self._near_rows(len(Z), len(data.y))}
-        self.history_, self.n_iter_, self.beta_, self.gamma_ = [], 1, 1.0, None
+        self.history_, self.n_iter_, self.beta_, self.gamma_, self.alpha_ = [], 1, 1.0, None, None
         return model, found
 
     def _near_rows(self, points: int, rows: int) -> bool:
@@ -492,8 +504,9 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
 
     def _held_out(self, n: int) -> int:
         """How many of n rows are held out for validation."""
-        searching = (self.beta == "auto" and len(METHODS[self.method].beta) > 1) or (
-            self.gamma == "auto" and len(METHODS[self.method].gamma) > 1
+        searching = any(
+            getattr(self, name) == "auto" and len(getattr(METHODS[self.method], name)) > 1
+            for name in ("beta", "gamma", "bb_alpha")
         )
         automatic = isinstance(self.early_stopping, str)
         asked = bool(self.early_stopping) and not automatic
@@ -648,7 +661,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             estimator.feature_names_in_ = np.asarray(names, dtype=object)
         estimator.validation_scores_ = fitted.summary.get("validation_scores")
         estimator.history_, estimator.n_iter_ = fitted.history, fitted.summary["epochs"]
-        estimator.beta_, estimator.gamma_ = fitted.summary.get("beta", 1.0), fitted.summary.get("gamma")
+        estimator.beta_ = fitted.summary.get("beta", 1.0)
+        estimator.gamma_, estimator.bb_alpha_ = fitted.summary.get("gamma"), fitted.summary.get("bb_alpha")
         return estimator
 
     # --- checks ---
@@ -756,11 +770,16 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         check_number("learning_rate", self.learning_rate, above=0, auto=True)
         check_number("beta", self.beta, low=0, auto=True)
         check_number("gamma", self.gamma, above=1, auto=True)
+        check_number("bb_alpha", self.bb_alpha, above=0, high=1, auto=True)
+        check_number("renyi", self.renyi, above=0)
         check_number("validation_fraction", self.validation_fraction, above=0, below=1)
         if self.early_stopping not in (True, False, "auto"):
             raise ValueError(f'early_stopping must be True, False or "auto", got {self.early_stopping!r}.')
-        if self.gamma != "auto" and not (self.method in METHODS and METHODS[self.method].gamma):
-            raise ValueError(f'method={self.method!r} has no gamma. Leave it at "auto".')
+        for name in ("gamma", "bb_alpha"):
+            if getattr(self, name) != "auto" and not (self.method in METHODS and getattr(METHODS[self.method], name)):
+                raise ValueError(f'method={self.method!r} has no {name}. Leave it at "auto".')
+        if self.renyi != 1 and self.method in FULL_BATCH:
+            raise ValueError(f"method={self.method!r} has no regulariser. Leave renyi at 1.")
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -25,7 +25,7 @@ from paragp.atomic import check_new_file, writing
 from paragp.conformal import Calibration
 from paragp.data.tables import FARTHEST, Column
 from paragp.fitted import Fitted
-from paragp.gp.covariances import Zero
+from paragp.gp.covariances import LARGEST_LOG, LogLinear, Rooted, Zero
 from paragp.gp.exact import ExactGP
 from paragp.gp.families import Coupled, Decoupled, NeuralMean, OrthogonallyDecoupled
 from paragp.gp.features import sizes_of
@@ -141,14 +141,13 @@ def graph_of(fitted: Fitted, interval: float | None = None) -> bytes:
         _check_columns(fitted.columns, outputs)
     g = _Graph([MATRIX] if matrix else [column.name for column in fitted.columns])
     x, inputs = _encoded(g, fitted.columns, matrix)
-    mean, function_var = _moments(g, fitted.model, x)
-    target, noise = fitted.target, float(fitted.model.noise.detach())
+    mean, function_var, noise = _moments(g, fitted.model, x)
+    target = fitted.target
     g.op("Add", g.times(mean, target.deviation), g.const(target.mean), output="y_mean")
     function_var = g.op("Max", function_var, g.const(0.0))
     g.op("Mul", g.op("Sqrt", function_var), g.const(target.deviation), output="function_std")
     g.op("Mul", g.op("Sqrt", g.add(function_var, noise)), g.const(target.deviation), output="y_std")
-    ones = g.op("Add", g.times(function_var, 0.0), g.const(1.0))
-    g.op("Mul", ones, g.const(math.sqrt(noise) * target.deviation), output="noise_std")
+    g.op("Mul", g.op("Sqrt", noise), g.const(target.deviation), output="noise_std")
     if interval is not None:
         reach = g.op("Mul", "y_std", _reach(g, fitted, interval, matrix))
         g.op("Sub", "y_mean", reach, output="y_lower")
@@ -257,21 +256,26 @@ def _is_category(fitted: Fitted, calibration: Calibration) -> bool:
 # --- the model ---
 
 
-def _moments(g: _Graph, model: Any, x: str) -> tuple[str, str]:
-    """The mean and variance of the function at x (n, p), each (n,)."""
+def _moments(g: _Graph, model: Any, x: str) -> tuple[str, str, str]:
+    """The mean and variance of the function at x (n, p), and the noise's variance, each (n,)."""
     with torch.no_grad():
         if isinstance(model, ExactGP):
             return _exact(g, model, x)
         model = _in_float64(model)
         family, kernel, h = model.family, model.kernel, _layers(g, model.features, x)
         factor = model.factorise()
-        A = g.matmul(_kernel(g, kernel, h, family.variance_points), factor.W.T)  # (n, M)
-        var = g.op("Sub", _prior(g, kernel, h), g.total(g.op("Mul", A, A)))
+        other = family.variance_kernel(kernel)
+        A = g.matmul(_kernel(g, other, h, family.variance_points), factor.W.T)  # (n, M)
+        var = g.op("Sub", _prior(g, other, h), g.total(g.op("Mul", A, A)))
         var = g.op("Max", var, g.const(0.0))
-        if not isinstance(family.S, Zero):
+        noise = g.add(g.times(var, 0.0), model.noise)
+        if isinstance(family.S, LogLinear):
+            logarithm = g.add(g.total(g.matmul(A, family.S.a[:, None])), family.S.b)
+            noise = g.add(noise, g.op("Exp", g.op("Min", logarithm, g.const(LARGEST_LOG))))
+        elif isinstance(family.S, Rooted) and not isinstance(family.S, Zero):
             rooted = g.matmul(A, family.S.factor())
             var = g.op("Add", var, g.total(g.op("Mul", rooted, rooted)))
-        return _mean(g, family, factor, kernel, h), var
+        return _mean(g, family, factor, kernel, h), var, noise
 
 
 def _in_float64(model: Any) -> Any:
@@ -297,7 +301,7 @@ def _mean(g: _Graph, family: Any, factor: Any, kernel: Kernel, h: str) -> str:
     return g.total(g.matmul(_kernel(g, kernel, h, points), weights[:, None]))
 
 
-def _exact(g: _Graph, model: ExactGP, x: str) -> tuple[str, str]:
+def _exact(g: _Graph, model: ExactGP, x: str) -> tuple[str, str, str]:
     if len(model.X) > MOST_POINTS:
         raise ExportError(
             f"An exact GP of {len(model.X)} distinct rows would make a graph of that number squared; up to "
@@ -311,7 +315,7 @@ def _exact(g: _Graph, model: ExactGP, x: str) -> tuple[str, str]:
     A = g.matmul(K, W.T)
     var = g.op("Sub", _prior(g, model.kernel, x), g.total(g.op("Mul", A, A)))
     weights = factor[0]
-    return g.total(g.matmul(K, weights[:, None])), var
+    return g.total(g.matmul(K, weights[:, None])), var, g.add(g.times(var, 0.0), model.noise)
 
 
 def _layers(g: _Graph, module: nn.Module, h: str) -> str:

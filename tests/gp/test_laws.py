@@ -1,5 +1,8 @@
 """The mathematics as laws over the whole registry."""
 
+from functools import partial
+from itertools import pairwise
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -8,20 +11,19 @@ from gpytorch.kernels import LinearKernel, PeriodicKernel, RBFKernel, ScaleKerne
 from hypothesis import given
 
 from paragp.data.rows import batches
-from paragp.gp.covariances import Dense, Diagonal, Zero
+from paragp.gp.covariances import Dense, Diagonal, LogLinear, Zero
 from paragp.gp.exact import ExactGP, fitc_log_marginal, optimal_q
-from paragp.gp.families import Coupled, Decoupled, OrthogonallyDecoupled
+from paragp.gp.families import Coupled
 from paragp.gp.kernels import KERNELS, covariance, make_kernel, prior_variance
 from paragp.gp.linalg import whiten
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
 from paragp.gp.moments import Moments
-from paragp.gp.objectives import estimate, gamma_robust, ppgpr, svgp, vfitc
+from paragp.gp.objectives import bb_alpha, bb_alpha_u, estimate, gamma_robust, ppgpr, ppgpr_gamma, svgp, vfitc
 
 import reference
 from cases import float64, generator, randn, random_data, random_model
 
-FAMILIES = (Coupled, Decoupled, OrthogonallyDecoupled)
 numbers = st.floats(-10, 10)
 variances = st.floats(1e-6, 1e3)
 
@@ -57,17 +59,59 @@ def test_without_svar_vfitc_is_ppgpr():
     torch.testing.assert_close(vfitc(q, y, noise), ppgpr(q, y, noise), rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("published_sign", [False, True])
-def test_gamma_near_one_has_the_elbos_gradient(published_sign):
-    model, data = random_model("gamma-robust"), random_data()
+LIMITS = {  # objectives that come to others at the ends of their parameter
+    "gamma-robust": (partial(gamma_robust, gamma=1 + 1e-7), svgp),
+    "gamma-robust as published": (partial(gamma_robust, gamma=1 + 1e-7, published_sign=True), svgp),
+    "ppgpr-gamma": (partial(ppgpr_gamma, gamma=1 + 1e-7), ppgpr),
+    "bb-alpha at zero": (partial(bb_alpha, alpha=1e-7), svgp),
+    "bb-alpha at one": (partial(bb_alpha, alpha=1.0), ppgpr),
+    "bb-alpha over u at zero": (partial(bb_alpha_u, alpha=1e-7), vfitc),
+    "bb-alpha over u at one": (partial(bb_alpha_u, alpha=1.0), ppgpr),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_of_objectives_have_the_others_gradient(limit):
+    model, data = random_model("svgp"), random_data()
 
     def gradient(objective):
         terms, kl = values(model, data, objective)
         return torch.autograd.grad(estimate(terms, kl, num_data=12), list(model.parameters()))
 
-    robust = gradient(lambda *a: gamma_robust(*a, gamma=1 + 1e-7, published_sign=published_sign))
-    for ours, elbo in zip(robust, gradient(svgp), strict=True):
-        torch.testing.assert_close(ours, elbo, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(*map(gradient, LIMITS[limit]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@given(mean=numbers, ktilde=variances, svar=variances, y=numbers, noise=variances, alpha=st.floats(0.01, 0.99))
+def test_bb_alpha_lies_between_its_ends_and_rises(mean, ktilde, svar, y, noise, alpha):
+    q = Moments(*torch.tensor([[mean], [ktilde], [svar]], dtype=float64))
+    y, noise = torch.tensor([y], dtype=float64), torch.tensor(noise, dtype=float64)
+    for energy, bottom in ((bb_alpha, svgp), (bb_alpha_u, vfitc)):
+        ladder = [bottom(q, y, noise), *(energy(q, y, noise, alpha=a) for a in (alpha / 2, alpha)), ppgpr(q, y, noise)]
+        for low, high in pairwise(map(float, ladder)):
+            assert low <= high + 1e-9 * max(abs(low), abs(high), 1)
+
+
+@pytest.mark.parametrize("objective", [bb_alpha, bb_alpha_u])
+@pytest.mark.parametrize("alpha", [0.0, 1.5])
+def test_alpha_lies_above_zero_up_to_one(objective, alpha):
+    q = Moments(*torch.ones(3, 1))
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
+        objective(q, torch.ones(1), torch.ones(()), alpha=alpha)
+
+
+def test_the_gamma_divergence_gives_up_on_outliers():
+    q = Moments(torch.zeros(1, dtype=float64), torch.ones(1, dtype=float64), torch.zeros(1, dtype=float64))
+    noise = torch.ones((), dtype=float64)
+
+    def slope(objective, y):
+        mean = torch.zeros(1, dtype=float64, requires_grad=True)
+        (found,) = torch.autograd.grad(objective(q._replace(mean=mean), torch.tensor([y]), noise).sum(), mean)
+        return float(found)
+
+    robust = partial(ppgpr_gamma, gamma=1.5)
+    assert slope(ppgpr, 30.0) > slope(ppgpr, 3.0) > 0
+    assert slope(robust, 30.0) < 1e-6 < slope(robust, 3.0)
 
 
 def test_gamma_robust_signs_differ_away_from_one():
@@ -151,6 +195,67 @@ def test_dense_with_diagonal_factor_is_diagonal():
     assert_same(mf, chol, random_data().x)
 
 
+def test_two_equal_kernels_are_one():
+    mfd = random_model("ppgpr-mfd")
+    both = METHODS["ppgpr-mfd-2k"].model(mfd.kernel, mfd.family.Z, mfd.family.Z_variance, noise=0.2)
+    copy_parameters(mfd, both)
+    assert_same(mfd, both, random_data().x)
+    with torch.no_grad():
+        both.family.own_kernel.outputscale = 3.0
+        (q, _), (p, _) = mfd(random_data().x), both(random_data().x)
+    torch.testing.assert_close(q.mean, p.mean)  # the mean has the other
+    assert (p.fvar > q.fvar).all()
+
+
+def test_vfitc_with_extra_mean_functions_is_vfitc_without_their_weights():
+    plain = random_model("vfitc")
+    od = METHODS["od-vfitc"].model("matern52", randn(3, 2, seed=9), plain.family.Z, noise=0.2)
+    copy_parameters(plain, od)
+    with torch.no_grad():
+        od.family.Z_variance.copy_(plain.family.Z)
+        od.family.a.zero_()
+    assert_same(plain, od, random_data().x)
+
+
+@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if m.covariance is not Zero])
+def test_renyis_divergence_rises_with_its_order_through_the_kl(name):
+    model = random_model(name)
+    factor, found = model.factorise(), []
+    with torch.no_grad():
+        for parameter in model.family.S.parameters():
+            parameter.mul_(0.7)
+        for order in (0.2, 0.999999, 1.0, 1.000001, 1.3):
+            model.family.order = order
+            found.append(float(model.family.kl(factor)))
+    assert found == sorted(found)
+    assert found[1] == pytest.approx(found[2], rel=1e-4)
+    assert found[3] == pytest.approx(found[2], rel=1e-4)
+
+
+@pytest.mark.parametrize("covariance_type", [Diagonal, Dense])
+def test_renyis_divergence_is_infinite_where_it_has_no_value(covariance_type):
+    S = covariance_type(3).double()
+    with torch.no_grad():
+        for parameter in S.parameters():
+            parameter.mul_(1.5)  # S' = 2.25 > 2 / (2 - 1)
+        assert torch.isinf(S.renyi(2.0))
+        assert torch.isfinite(S.renyi(1.5))
+
+
+def test_a_log_linear_level_is_positive_finite_and_noise():
+    model, x = random_model("ppgpr-log"), random_data().x
+    with torch.no_grad():
+        A = whiten(model.factorise().W, covariance(model.family.own_kernel, model.family.Z_variance, x))
+        level = model.family.S.level(A)
+        torch.testing.assert_close(level, (model.family.S.a @ A + model.family.S.b).exp())
+        joint = model.predict_covariance(x)
+        dist = model.predict(x)
+        np.testing.assert_allclose(dist.noise_var, level + model.noise, rtol=1e-9)
+        np.testing.assert_allclose(np.diag(joint), dist.var, rtol=1e-6)
+        model.family.S.a.fill_(1e6)
+        assert torch.isfinite(model(x)[0].svar).all()
+
+
 @pytest.mark.parametrize("covariance_type", [Zero, Diagonal, Dense])
 def test_covariance_answers_match_its_factor(covariance_type):
     S = covariance_type(4).to(float64)
@@ -167,9 +272,9 @@ def test_covariance_answers_match_its_factor(covariance_type):
             assert float(S.kl()) == pytest.approx(reference.kl(np.zeros(4), (L @ L.T).numpy(), np.eye(4)))
 
 
-@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if m.covariance is not Diagonal])
+@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if m.covariance in (Zero, Dense)])
 def test_permuting_the_inducing_points_changes_nothing(name):
-    """With m' and S' carried through Q = Lam_p^-1 P Lam. (A diagonal S' depends on the order of Z.)"""
+    """With m' and S' carried through Q = Lam_p^-1 P Lam. (A diagonal S', or LogLinear, depends on the order of Z.)"""
     model, x = random_model(name), random_data().x
     permuted = random_model(name)
     family, other = model.family, permuted.family
@@ -181,17 +286,19 @@ def test_permuting_the_inducing_points_changes_nothing(name):
             if points == "Z" and hasattr(family, "a"):
                 other.a.copy_(family.a[order])
                 continue
-            Lam = torch.linalg.cholesky(_K(model, Z))
-            Q = torch.linalg.solve(torch.linalg.cholesky(_K(model, Z[order])), Lam[order])
-            other.m.copy_(Q @ family.m)
-            if len(list(family.S.parameters())):
+            kernel = family.variance_kernel(model.kernel) if points == "Z_variance" else model.kernel
+            Lam = torch.linalg.cholesky(_K(kernel, Z))
+            Q = torch.linalg.solve(torch.linalg.cholesky(_K(kernel, Z[order])), Lam[order])
+            if len(Q) == len(family.m):
+                other.m.copy_(Q @ family.m)
+            if len(list(family.S.parameters())) and len(Q) == len(family.variance_points):
                 L = Q @ family.S.factor()
                 other.S.L.copy_(torch.linalg.cholesky(L @ L.T))
     assert_same(model, permuted, x)
 
 
-def _K(model, Z):
-    K = covariance(model.kernel, Z, Z)
+def _K(kernel, Z):
+    K = covariance(kernel, Z, Z)
     return K + 1e-6 * K.diagonal().mean() * torch.eye(len(Z), dtype=float64)
 
 
@@ -203,7 +310,7 @@ def test_ktilde_lies_between_zero_and_the_prior(name, kernel):
     x = torch.cat([x, model.family.Z.detach()])
     with torch.no_grad():
         q, _ = model(x)
-        prior = prior_variance(model.kernel, x)
+        prior = prior_variance(model.family.variance_kernel(model.kernel), x)
     assert (q.ktilde >= 0).all()
     assert (q.ktilde <= prior).all()
     assert (q.svar >= 0).all()
@@ -217,7 +324,9 @@ def test_far_from_the_inducing_points_the_prior_returns(name, kernel):
     with torch.no_grad():
         q, _ = model(far)
     torch.testing.assert_close(q.mean, torch.zeros(2, dtype=float64), rtol=0, atol=1e-4)
-    torch.testing.assert_close(q.fvar, prior_variance(model.kernel, far).detach(), rtol=1e-4, atol=0)
+    prior = prior_variance(model.family.variance_kernel(model.kernel), far).detach()
+    level = model.family.S.b.detach().exp() if isinstance(model.family.S, LogLinear) else 0.0
+    torch.testing.assert_close(q.fvar, prior + level, rtol=1e-4, atol=0)
 
 
 # --- marginal likelihoods ---
@@ -303,6 +412,7 @@ def test_a_network_for_the_mean_leaves_the_variance_and_its_regulariser():
 
 def test_only_the_decoupled_family_takes_a_network_for_the_mean():
     for name, method in METHODS.items():
-        if name != "ppgpr-mfd":
-            with pytest.raises(ValueError, match="only PPGPR-MFD takes one"):
+        assert method.takes_mean == (name in ("ppgpr-mfd", "ppgpr-gamma"))
+        if not method.takes_mean:
+            with pytest.raises(ValueError, match=r"only the decoupled family \(PPGPR-MFD\) takes one"):
                 method.model("rbf", randn(4, 2), mean=torch.nn.Linear(2, 1))

@@ -232,7 +232,7 @@ def test_float32_moments_agree_with_float64(name, kernel, lengthscale):
         model.family.jitter = JITTER[torch.float32]
         with torch.no_grad():
             for i, parameter in enumerate([model.family.m, *model.family.S.parameters()]):
-                parameter.copy_(randn(*parameter.shape, seed=i) / parameter.shape[-1] ** 0.5)
+                parameter.copy_(randn(*parameter.shape, seed=i) / max((1, *parameter.shape)) ** 0.5)
             results[dtype], _ = model(x.to(dtype))
         results[dtype, "training"] = Moments(*(part.detach() for part in model(x.to(dtype))[0]))
     for single, double in (

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from paragp import METHODS
 from paragp.data.datasets import DATASETS
+from paragp.gp.methods import PAPER
 from paragp.paper import protocol
 from paragp.paper.protocol import BASELINES, PROFILES, Spec, missing, run, sharded
 from paragp.paper.uci import settings
 
 
-def grid(profile, methods=(*METHODS, *BASELINES)):
+def grid(profile, methods=(*PAPER, *BASELINES)):
     chosen = PROFILES[profile]
     return chosen.specs(profile, chosen.datasets, methods, range(chosen.splits))
 
@@ -28,8 +28,8 @@ def test_the_full_profile_is_the_papers():
     specs = grid("full")
     assert {spec.dataset for spec in specs} == {*DATASETS}
     assert len({spec.name for spec in specs}) == len(specs)
-    by_method = {method: [spec for spec in specs if spec.method == method] for method in METHODS}
-    for name, method in METHODS.items():
+    by_method = {method: [spec for spec in specs if spec.method == method] for method in PAPER}
+    for name, method in PAPER.items():
         assert len(by_method[name]) == 12 * 10 * len(method.beta) * max(1, len(method.gamma)), name
         assert {spec.recipe for spec in by_method[name]} == {"adam"}
         assert {spec.M for spec in by_method[name]} == {1000}

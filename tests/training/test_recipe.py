@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paragp import METHODS, Data
-from paragp.gp.covariances import Zero
+from paragp.gp.covariances import Dense, Diagonal
 from paragp.metrics import nll
 from paragp.training import best, recipe
 from paragp.training.loop import Config, Epoch, TrainingDivergedError
@@ -58,11 +58,17 @@ def test_the_grid_is_the_rows_and_its_first_value_comes_first(name):
     tried = [first, *(trial for row in others for trial in row)]
     assert sorted({trial.beta for trial in tried}) == sorted(method.beta)
     assert sorted({trial.gamma for trial in tried if trial.gamma}) == sorted(method.gamma)
-    assert len(tried) == len(method.beta) * max(1, len(method.gamma))
+    assert sorted({trial.bb_alpha for trial in tried if trial.bb_alpha}) == sorted(method.bb_alpha)
+    assert (
+        len(set(tried))
+        == len(tried)
+        == 1 + sum(len(grid) - 1 for grid in (method.beta, method.gamma, method.bb_alpha) if grid)
+    )
     assert first.beta == (1.0 if name.startswith("ppgpr") else method.beta[0])
-    for row in others:
-        away = [abs(trial.beta - first.beta) + abs((trial.gamma or 0) - (first.gamma or 0)) for trial in row]
+    for row in others:  # one after the other moves away, in one coordinate
+        away = [sum(abs((one or 0) - (held or 0)) for one, held in zip(trial, first, strict=True)) for trial in row]
         assert away == sorted(away)
+        assert {sum(one != held for one, held in zip(trial, first, strict=True)) for trial in row} == {1}
     assert trials(settings(name), 60, searching=False) == [[first]]
     assert trials(settings(name, beta=0.7), 60, searching=True)[0][0].beta == 0.7
 
@@ -136,10 +142,10 @@ def test_on_noise_the_start_is_kept_and_a_warm_start_is_not_undone():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_start_is_a_constant_unless_the_covariance_is_zero(name):
+def test_the_start_is_a_constant_where_the_covariance_is_the_priors(name):
     dist = new_model(settings(name), rows(), generator()).predict(rows(seed=5).x)
     assert np.ptp(dist.mean) == 0
-    assert (np.ptp(dist.std) < 1e-6) == (METHODS[name].covariance is not Zero)
+    assert (np.ptp(dist.std) < 1e-6) == (METHODS[name].covariance in (Diagonal, Dense))
 
 
 def pretend(monkeypatch, gains, weights=None):

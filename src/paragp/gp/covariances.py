@@ -1,26 +1,38 @@
-"""Forms of the whitened covariance S' of q(u') (last appendix of the paper).
+"""Forms of the whitened covariance S' of q(u') (last appendix of the paper), and one that is none: `LogLinear`.
 
 A covariance answers two questions: `moments(...)` of a batch, with the part A_i^T S' A_i of the function variance
 (Eqn fvar), and `kl()`, its share of the regulariser. `factor()` is a square root L with L L^T = S'.
+
+Of order a the regulariser is Rényi's divergence in place of the KL, which it is for a -> 1: with T = a I + (1 - a) S'
+
+    D_a(N(m', S') || N(0, I)) = a/2 m'^T T^-1 m' + log|T| / (2 (1 - a)) - log|S'| / 2,
+
+infinite unless T is positive definite (for a > 1: unless S' < a / (a - 1)). `renyi(a)` is what is left for m' = 0, and
+`precision(a)` is a T^-1.
 """
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 
-from paragp.gp.linalg import dense_form, dense_moments, moments, rooted_moments
+from paragp.gp.linalg import dense_form, dense_moments, moments, rooted_moments, whiten
 from paragp.gp.moments import Moments
 
+INITIAL_LEVEL = 0.1  # of noise that depends on the row, as a variance in standardised units
+LARGEST_LOG = 20.0  # of it: beyond, the exponential may overflow
 INITIAL_SCALE = 1.0  # assumed: S' starts at the prior's I, as in GPyTorch, where the paper's runs were made
 
 
 class Covariance(nn.Module, ABC):
-    """A parametric S' = L L^T of size M x M."""
+    """What gives svar, the part of the variance that is learned: of most rows a parametric S' = L L^T (`Rooted`)."""
+
+    is_noise: bool = False  # whether svar is noise that depends on the row, and no uncertainty of the function
 
     @abstractmethod
-    def factor(self) -> Tensor:
-        """A square root L of S', shape (M, M)."""
+    def joint(self, A: Tensor) -> Tensor:
+        """The covariance that goes with svar, over the rows of a batch in whitened features A (M, n); (n, n)."""
 
     def form(self, W: Tensor) -> Tensor | None:
         """What `moments` needs beside W = Lam^-1, the same for all batches."""
@@ -34,8 +46,28 @@ class Covariance(nn.Module, ABC):
     def kl(self) -> Tensor:
         """KL(N(0, S') || N(0, I)), a scalar."""
 
+    @abstractmethod
+    def renyi(self, order: float) -> Tensor:
+        """Rényi's divergence of that order, not 1, of N(0, S') from N(0, I), a scalar."""
 
-class Zero(Covariance):
+    @abstractmethod
+    def precision(self, order: float) -> Tensor:
+        """a T^-1 of order a, (M, M): what Rényi's divergence gives the mean for a prior precision."""
+
+
+class Rooted(Covariance, ABC):
+    """A parametric S' = L L^T of size M x M."""
+
+    @abstractmethod
+    def factor(self) -> Tensor:
+        """A square root L of S', shape (M, M)."""
+
+    def joint(self, A: Tensor) -> Tensor:
+        rooted = self.factor().T @ A
+        return rooted.T @ rooted
+
+
+class Zero(Rooted):
     """S' = 0: q(u) is a point (MAP and PPGPR-delta). Its divergent share of the KL is dropped."""
 
     zero: Tensor
@@ -54,8 +86,14 @@ class Zero(Covariance):
     def kl(self) -> Tensor:
         return self.zero
 
+    def renyi(self, order: float) -> Tensor:
+        return self.zero
 
-class Diagonal(Covariance):
+    def precision(self, order: float) -> Tensor:
+        return torch.eye(self.M).to(self.zero)
+
+
+class Diagonal(Rooted):
     """S' = diag(s^2): the mean-field form (PPGPR-MF and PPGPR-MFD).
 
     >>> Diagonal(2).kl()
@@ -75,8 +113,17 @@ class Diagonal(Covariance):
     def kl(self) -> Tensor:
         return 0.5 * (self.s.square().sum() - len(self.s)) - _log_abs(self.s).sum()
 
+    def renyi(self, order: float) -> Tensor:
+        excess = (1 - order) * (self.s.square() - 1)  # T - I
+        if not bool((excess > -1).all()):
+            return self.s.square().sum() * torch.inf
+        return excess.log1p().sum() / (2 * (1 - order)) - _log_abs(self.s).sum()
 
-class Dense(Covariance):
+    def precision(self, order: float) -> Tensor:
+        return (order / (order + (1 - order) * self.s.square())).diag()
+
+
+class Dense(Rooted):
     """S' = L L^T with a lower triangular L (SVGP, OD-SVGP, VFITC, gamma-Robust, PPGPR-Chol).
 
     >>> Dense(2).kl()
@@ -102,6 +149,59 @@ class Dense(Covariance):
     def kl(self) -> Tensor:
         L = self.factor()
         return 0.5 * (L.square().sum() - len(L)) - _log_abs(L.diagonal()).sum()
+
+    def renyi(self, order: float) -> Tensor:
+        root, info = torch.linalg.cholesky_ex(self._tilted(order))
+        if int(info):
+            return self.L.square().sum() * torch.inf
+        return root.diagonal().log().sum() / (1 - order) - _log_abs(self.L.diagonal()).sum()
+
+    def precision(self, order: float) -> Tensor:
+        return order * torch.linalg.inv(self._tilted(order))
+
+    def _tilted(self, order: float) -> Tensor:
+        """T = a I + (1 - a) S'."""
+        L = self.factor()
+        return order * torch.eye(len(L)).to(L) + (1 - order) * L @ L.T
+
+
+class LogLinear(Covariance):
+    """No S' but noise that depends on the row: svar_i = exp(a^T A_i + b), with a standard normal prior on a.
+
+    Its logarithm is linear in the whitened features, so that variances of any size are equally near, where a sum of
+    squares reaches small ones only by cancelling; far from the inducing points it is exp(b).
+
+    >>> LogLinear(2).kl()
+    tensor(0., grad_fn=<MulBackward0>)
+    """
+
+    is_noise = True
+
+    def __init__(self, M: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(M))  # (M,)
+        self.b = nn.Parameter(torch.tensor(math.log(INITIAL_LEVEL)))
+
+    def level(self, A: Tensor) -> Tensor:
+        """exp(a^T A + b) for features A (M, b), shape (b,)."""
+        return (self.a @ A + self.b).clamp(max=LARGEST_LOG).exp()
+
+    def joint(self, A: Tensor) -> Tensor:
+        return self.level(A).diag()
+
+    def moments(self, W: Tensor, E: Tensor | None, K_Mb: Tensor, k_diag: Tensor, w: Tensor | None) -> Moments:
+        A = whiten(W, K_Mb)
+        mean = K_Mb.new_zeros(K_Mb.shape[1]) if w is None else w @ K_Mb
+        return Moments(mean, (k_diag - A.square().sum(0)).clamp_min(0), self.level(A))
+
+    def kl(self) -> Tensor:
+        return 0.5 * self.a.square().sum()
+
+    def renyi(self, order: float) -> Tensor:
+        return order * self.kl()
+
+    def precision(self, order: float) -> Tensor:
+        return torch.eye(len(self.a)).to(self.a)
 
 
 def _log_abs(scale: Tensor) -> Tensor:

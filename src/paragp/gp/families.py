@@ -3,9 +3,11 @@
 A family owns inducing points, m' and S'. Its work falls in two: `factorise(kernel)` does what no data point
 enters (K_MM and its Cholesky factor), once per step or once per model at prediction; `moments(factor, kernel,
 h)` does what each batch needs. `kl(factor)` is the regulariser, |m'|^2 / 2 + KL(N(0, S') || N(0, I)) wherever
-inducing points make the mean, since whitening makes the prior of u' standard normal.
+inducing points make the mean, since whitening makes the prior of u' standard normal; with another `order` than one it
+is Rényi's divergence (`covariances`).
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,6 +33,7 @@ class Family(nn.Module, ABC):
     """A parametric mean function and variance function of the features h."""
 
     jitter: float | None = None  # of the kernel's scale, on K_MM; None: by the precision (`linalg.JITTER`)
+    order: float = 1.0  # of the regulariser; 1: the KL
     Z: nn.Parameter  # (M, d), the inducing points of the mean
     S: Covariance
     m: nn.Parameter  # (M,), whitened: m' = Lam^-1 m
@@ -45,14 +48,18 @@ class Family(nn.Module, ABC):
 
     def function_covariance(self, factor: Any, kernel: Kernel, h: Tensor) -> Tensor:
         """The covariance of the latent function over all rows of h (n, d), without a gradient; shape (n, n)."""
+        kernel = self.variance_kernel(kernel)
         A = factor.W @ covariance(kernel, self.variance_points, h)  # (M, n)
-        rooted = self.S.factor().T @ A
-        return covariance(kernel, h, h) - A.T @ A + rooted.T @ rooted
+        return covariance(kernel, h, h) - A.T @ A + self.S.joint(A)
 
     @property
     def variance_points(self) -> Tensor:
         """The inducing points of the variance, (M, d)."""
         return self.Z
+
+    def variance_kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel of the variance, for that of the mean."""
+        return kernel
 
     @abstractmethod
     def mean_function(self, factor: Any, kernel: Kernel) -> Callable[[Tensor], Tensor]:
@@ -70,15 +77,25 @@ class Family(nn.Module, ABC):
 
     def mean_basis(self, kernel: Kernel) -> MeanBasis:
         """What the coefficients multiply, without a gradient: A = Lam^-1 k(Z, h), whose prior is standard normal."""
-        return MeanBasis(self._whitened(kernel, self.Z), torch.eye(len(self.Z)).to(self.Z))
+        return MeanBasis(self._whitened(kernel, self.Z), self._prior_precision())
+
+    def _prior_precision(self) -> Tensor:
+        """Of m', (M, M): the identity, unless the regulariser ties m' to S'."""
+        return torch.eye(len(self.m)).to(self.m) if self.order == 1 else self.S.precision(self.order)
 
     def _whitened(self, kernel: Kernel, Z: Tensor) -> Callable[[Tensor], Tensor]:
         W = self.whitener(kernel, Z)
         return lambda h: lower_matmul(W, covariance(kernel, Z, h))
 
     def kl(self, factor: Any) -> Tensor:
-        """The regulariser |m'|^2 / 2 + KL(N(0, S') || N(0, I)), a scalar."""
-        return 0.5 * self.m.square().sum() + self.S.kl()
+        """The regulariser |m'|^2 / 2 + KL(N(0, S') || N(0, I)), or Rényi's divergence, a scalar."""
+        if self.order == 1:
+            return 0.5 * self.m.square().sum() + self.S.kl()
+        return 0.5 * self.m @ self._prior_precision() @ self.m + self._spread()
+
+    def _spread(self) -> Tensor:
+        """The regulariser's share of S'."""
+        return self.S.kl() if self.order == 1 else self.S.renyi(self.order)
 
     def whitener(self, kernel: Kernel, Z: Tensor) -> Tensor:
         """W = Lam^-1 with Lam Lam^T = k(Z, Z) + jitter, shape (M, M)."""
@@ -163,16 +180,33 @@ class Decoupled(TwoSets):
     def factorise(self, kernel: Kernel) -> Factor:
         K_mu = covariance(kernel, self.Z, self.Z)
         alpha = unwhitened_weights(K_mu, self.m, jitter=self.jitter, name=f"K_mu of {kernel_name(kernel)}")
-        W = self.whitener(kernel, self.Z_variance)
+        W = self.whitener(self.variance_kernel(kernel), self.Z_variance)
         return self.Factor(alpha, W, self.S.form(W))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        K_Mb, k_diag = covariance(kernel, self.Z_variance, h), prior_variance(kernel, h)
+        other = self.variance_kernel(kernel)
+        K_Mb, k_diag = covariance(other, self.Z_variance, h), prior_variance(other, h)
         q = self.S.moments(factor.W, factor.E, K_Mb, k_diag, None)
         return q._replace(mean=covariance_matvec(kernel, h, self.Z, factor.alpha))
 
     def mean_function(self, factor: Factor, kernel: Kernel) -> Callable[[Tensor], Tensor]:
         return lambda h: covariance_matvec(kernel, h, self.Z, factor.alpha)
+
+    def _prior_precision(self) -> Tensor:
+        return torch.eye(len(self.m)).to(self.m)  # S' belongs to other points
+
+
+class TwoKernels(Decoupled):
+    """As `Decoupled` with a kernel of its own for the variance, of the same kind, as the paper's appendix suggests."""
+
+    own_kernel: Kernel
+
+    def take_kernel(self, kernel: Kernel) -> None:
+        """Start with a copy of the mean's kernel."""
+        self.own_kernel = copy.deepcopy(kernel)
+
+    def variance_kernel(self, kernel: Kernel) -> Kernel:
+        return self.own_kernel
 
 
 class NeuralMean(Family):
@@ -215,7 +249,7 @@ class NeuralMean(Family):
         return []
 
     def kl(self, factor: Factor) -> Tensor:
-        return self.S.kl()
+        return self._spread()
 
 
 class OrthogonallyDecoupled(TwoSets):
@@ -272,10 +306,11 @@ class OrthogonallyDecoupled(TwoSets):
             return torch.cat([A, covariance(kernel, self.Z, h) - B.T @ A])
 
         extra = covariance(kernel, self.Z, self.Z) - B.T @ B
-        return MeanBasis(features, torch.block_diag(torch.eye(len(B)).to(B), extra))
+        return MeanBasis(features, torch.block_diag(self._prior_precision(), self.order * extra))
 
     def kl(self, factor: Factor) -> Tensor:
-        return super().kl(factor) + 0.5 * factor.norm
+        """The extra functions move the mean and no covariance: of order a their share is a times that of the KL."""
+        return super().kl(factor) + 0.5 * self.order * factor.norm
 
 
 def _inducing_points(Z: Tensor) -> nn.Parameter:

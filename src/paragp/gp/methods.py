@@ -1,4 +1,4 @@
-"""The registry: every scalable method of the paper is a row."""
+"""The registry: every scalable method is a row. `PAPER` are those of the paper, `BEYOND` its variants."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -7,16 +7,26 @@ from typing import Any
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
-from paragp.gp.covariances import Covariance, Dense, Diagonal, Zero
-from paragp.gp.families import Coupled, Decoupled, Family, NeuralMean, OrthogonallyDecoupled, TwoSets
+from paragp.gp.covariances import Covariance, Dense, Diagonal, LogLinear, Zero
+from paragp.gp.families import Coupled, Decoupled, Family, NeuralMean, OrthogonallyDecoupled, TwoKernels, TwoSets
 from paragp.gp.kernels import make_kernel
 from paragp.gp.model import ParametricGP
-from paragp.gp.objectives import Objective, gamma_robust, ppgpr, svgp, vfitc
+from paragp.gp.objectives import (
+    Objective,
+    bb_alpha,
+    bb_alpha_u,
+    gamma_robust,
+    ppgpr,
+    ppgpr_gamma,
+    svgp,
+    vfitc,
+)
 
 # The paper's validation grids. The first value is what a single fit without a search takes.
 VI_BETA = (1.0, 0.5, 0.3, 0.1)
 PP_BETA = (0.05, 0.01, 0.2, 1.0)
 GAMMAS = (1.03, 1.01, 1.05, 1.07)
+ALPHAS = (0.5, 0.1, 0.9)  # assumed: the paper has none
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class Method:
     objective: Objective
     beta: tuple[float, ...] = (1.0,)
     gamma: tuple[float, ...] = ()
+    bb_alpha: tuple[float, ...] = ()
 
     @property
     def solved_covariance(self) -> bool:
@@ -67,20 +78,28 @@ class Method:
         elif self.takes_mean and Z_variance is None:
             family = NeuralMean(mean, Z, self.covariance)
         else:
-            raise ValueError(f"{self.label} with a network's mean: only PPGPR-MFD takes one, and one set of points Z.")
-        return ParametricGP(make_kernel(kernel, Z.shape[1]), family, **options)
+            raise ValueError(
+                f"{self.label} with a network's mean: only the decoupled family (PPGPR-MFD) takes one, and one set "
+                "of points Z."
+            )
+        made = make_kernel(kernel, Z.shape[1])
+        if isinstance(family, TwoKernels):
+            family.take_kernel(made)
+        return ParametricGP(made, family, **options)
 
-    def objective_for(self, gamma: float | None = None) -> Objective:
-        """The objective with gamma fixed, where the method has one."""
-        if not self.gamma:
-            if gamma is not None:
-                raise ValueError(f"{self.label} has no gamma; leave it out.")
-            return self.objective
-        return partial(self.objective, gamma=self.gamma[0] if gamma is None else gamma)
+    def objective_for(self, *, gamma: float | None = None, bb_alpha: float | None = None) -> Objective:
+        """The objective with its gamma or bb_alpha fixed, where it has one."""
+        settings: dict[str, float] = {}
+        for name, grid, value in (("gamma", self.gamma, gamma), ("alpha", self.bb_alpha, bb_alpha)):
+            if not grid and value is not None:
+                raise ValueError(f"{self.label} has no {name}; leave it out.")
+            if grid:
+                settings[name] = grid[0] if value is None else value
+        return partial(self.objective, **settings) if settings else self.objective
 
 
 # fmt: off
-METHODS: dict[str, Method] = {
+PAPER: dict[str, Method] = {
     #                      label         family                 covariance objective     searched on validation
     "map":          Method("MAP",        Coupled,               Zero,      svgp),
     "svgp":         Method("SVGP",       Coupled,               Dense,     svgp,         beta=VI_BETA),
@@ -92,4 +111,15 @@ METHODS: dict[str, Method] = {
     "ppgpr-chol":   Method("PPGPR-Chol", Coupled,               Dense,     ppgpr,        beta=PP_BETA),
     "ppgpr-mfd":    Method("PPGPR-MFD",  Decoupled,             Diagonal,  ppgpr,        beta=PP_BETA),
 }
+BEYOND: dict[str, Method] = {
+    #                       label            family                 covariance objective    searched on validation
+    "od-vfitc":      Method("OD-VFITC",      OrthogonallyDecoupled, Dense,     vfitc,       beta=VI_BETA),
+    "ppgpr-mfd-2k":  Method("PPGPR-MFD-2K",  TwoKernels,            Diagonal,  ppgpr,       beta=PP_BETA),
+    "ppgpr-chol-2k": Method("PPGPR-Chol-2K", TwoKernels,            Dense,     ppgpr,       beta=PP_BETA),
+    "ppgpr-log":     Method("PPGPR-log",     TwoKernels,            LogLinear, ppgpr,       beta=PP_BETA),
+    "ppgpr-gamma":   Method("PPGPR-γ",       Decoupled,             Diagonal,  ppgpr_gamma, beta=PP_BETA, gamma=GAMMAS),
+    "bb-alpha":      Method("BB-α",          Coupled,               Dense,     bb_alpha,    beta=VI_BETA, bb_alpha=ALPHAS),
+    "bb-alpha-u":    Method("BB-α, q(u)",    Coupled,               Dense,     bb_alpha_u,  beta=VI_BETA, bb_alpha=ALPHAS),
+}
+METHODS = PAPER | BEYOND
 # fmt: on

@@ -63,7 +63,7 @@ class ParametricGP(nn.Module):
     @property
     def kernel_scale(self) -> float:
         """The prior deviation sigma_k of the latent function (over the inducing points, if it varies)."""
-        return prior_deviation(self.kernel, self.family.Z)
+        return prior_deviation(self.family.variance_kernel(self.kernel), self.family.Z)
 
     @property
     def networks(self) -> list[nn.Module]:
@@ -94,7 +94,8 @@ class ParametricGP(nn.Module):
         """
         factor = self.factorise() if factor is None else factor
         embedded = self._embedded(x, chunk)
-        return predictive((self.family.moments(factor, self.kernel, h) for h in embedded), self.noise, len(x))
+        parts = (self.family.moments(factor, self.kernel, h) for h in embedded)
+        return predictive(parts, self.noise, len(x), svar_is_noise=self.family.S.is_noise)
 
     @torch.no_grad()
     def predict_covariance(self, x: Tensor, *, factor: Any = None) -> np.ndarray:
@@ -130,22 +131,32 @@ class Noise(nn.Module):
         if not variance > floor >= 0:
             raise ValueError(f"The noise variance must be above its floor of {floor}, got {variance}.")
         self.floor = floor
-        above = variance - floor
-        self.raw = nn.Parameter(torch.tensor(above + math.log(-math.expm1(-above))))  # softplus, inverted
+        self.raw = nn.Parameter(torch.empty(()))
+        self.start(variance)
+
+    def start(self, variance: float) -> None:
+        """Set the variance."""
+        above = variance - self.floor
+        nn.init.constant_(self.raw, above + math.log(-math.expm1(-above)))  # softplus, inverted
 
     def forward(self) -> Tensor:
         return softplus(self.raw) + self.floor
 
 
-def predictive(parts: Iterable[Moments], noise: Tensor, n: int) -> PredictiveDistribution:
+def predictive(
+    parts: Iterable[Moments], noise: Tensor, n: int, *, svar_is_noise: bool = False
+) -> PredictiveDistribution:
     """The distribution of y (Eqn preddist2) from the moments of consecutive chunks of n rows."""
-    mean, function_var = np.empty(n), np.empty(n)
+    mean, function_var, noise_var = np.empty(n), np.empty(n), np.full(n, float(noise))
     start = 0
     for q in parts:  # written into place, so that nothing small is left between the large blocks that are freed
         rows = slice(start, start + len(q.mean))
-        mean[rows], function_var[rows] = q.mean.numpy(force=True), q.fvar.numpy(force=True)
+        mean[rows] = q.mean.numpy(force=True)
+        function_var[rows] = (q.ktilde if svar_is_noise else q.fvar).numpy(force=True)
+        if svar_is_noise:
+            noise_var[rows] += q.svar.numpy(force=True)
         start = rows.stop
-    return PredictiveDistribution(mean, function_var, noise.double().numpy(force=True))
+    return PredictiveDistribution(mean, function_var, noise_var)
 
 
 def with_noise(function_covariance: Tensor, noise: Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The objectives of the paper: per-datum terms to be maximised, and the one estimate made of them.
+"""The objectives, the paper's and those it names: per-datum terms to be maximised, and the one estimate made of them.
 
 All methods follow the same loop and differ only in these functions (Algorithm gp). An objective maps the
 moments of a batch, its targets and the observation noise sigma_obs^2 to one number per datum; `estimate` is
@@ -74,8 +74,7 @@ def gamma_robust(q: Moments, y: Tensor, noise: Tensor, *, gamma: float = 1.03, p
     >>> bool(torch.isclose(gamma_robust(q, y, noise, gamma=1 + 1e-7), svgp(q, y, noise), rtol=1e-6))
     True
     """
-    if gamma <= 1:
-        raise ValueError(f"gamma must be above 1 (the paper uses 1.01 to 1.07), got {gamma}.")
+    _check_gamma(gamma)
     power = gamma - 1
     log_2pi_noise = math.log(2 * math.pi) + noise.log()
     var = noise + power * q.fvar
@@ -85,6 +84,60 @@ def gamma_robust(q: Moments, y: Tensor, noise: Tensor, *, gamma: float = 1.03, p
     log_integral = -0.5 * (power * log_2pi_noise + math.log(gamma))  # log I
     sign = 1 if published_sign else -1
     return gamma / power * torch.expm1(log_expectation + sign * power / gamma * log_integral)
+
+
+def ppgpr_gamma(q: Moments, y: Tensor, noise: Tensor, *, gamma: float = 1.03) -> Tensor:
+    """PPGPR with the gamma divergence in place of the log score, on the predictive density p(y_i) itself.
+
+    gamma / (gamma - 1) * (p(y_i)^(gamma-1) / I_i^((gamma-1)/gamma) - 1),  I_i = ∫ p(y)^gamma dy
+
+    A row that the model finds hardly possible has a term near its least value and no gradient: outliers are given up.
+    gamma -> 1 is PPGPR.
+
+    >>> q = Moments(*torch.tensor([[0.0], [0.5], [0.25]], dtype=torch.float64))
+    >>> y, noise = torch.ones(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    >>> bool(torch.isclose(ppgpr_gamma(q, y, noise, gamma=1 + 1e-7), ppgpr(q, y, noise), rtol=1e-6))
+    True
+    """
+    _check_gamma(gamma)
+    power, var = gamma - 1, q.fvar + noise
+    log_integral = -0.5 * (power * (math.log(2 * math.pi) + var.log()) + math.log(gamma))  # log I_i
+    return gamma / power * torch.expm1(power * (log_normal(y, q.mean, var) - log_integral / gamma))
+
+
+def bb_alpha(q: Moments, y: Tensor, noise: Tensor, *, alpha: float = 0.5) -> Tensor:
+    """Per-datum terms of the BB-alpha energy (Eqn alpha1 at alpha = 1), its expectation over q(f_i).
+
+    log(E_q(f)[p(y_i|f)^alpha]) / alpha
+        = -log(2 pi s2) / 2 - log(1 + alpha fvar_i / s2) / (2 alpha) - (y_i - mean_i)^2 / (2 (s2 + alpha fvar_i))
+
+    alpha -> 0 is SVGP, alpha = 1 is PPGPR. The paper's limit of many rows: the regulariser is the KL.
+
+    >>> q = Moments(*torch.tensor([[0.0], [0.5], [0.25]]))
+    >>> bb_alpha(q, y=torch.tensor([1.0]), noise=torch.tensor(1.0), alpha=1.0)
+    tensor([-1.4845])
+    """
+    return _bb_alpha(q.mean, q.fvar, y, noise, alpha)
+
+
+def bb_alpha_u(q: Moments, y: Tensor, noise: Tensor, *, alpha: float = 0.5) -> Tensor:
+    """As `bb_alpha` with the expectation over q(u) alone, of p(y_i|u) with variance ktilde_i + sigma_obs^2.
+
+    alpha -> 0 is VFITC, alpha = 1 is PPGPR.
+    """
+    return _bb_alpha(q.mean, q.svar, y, q.ktilde + noise, alpha)
+
+
+def _bb_alpha(mean: Tensor, var: Tensor, y: Tensor, noise: Tensor, alpha: float) -> Tensor:
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha must be above 0 and at most 1, got {alpha}.")
+    spread = torch.log1p(alpha * var / noise) / (2 * alpha)
+    return -0.5 * (math.log(2 * math.pi) + noise.log()) - spread - (y - mean) ** 2 / (2 * (noise + alpha * var))
+
+
+def _check_gamma(gamma: float) -> None:
+    if gamma <= 1:
+        raise ValueError(f"gamma must be above 1 (the paper uses 1.01 to 1.07), got {gamma}.")
 
 
 def estimate(terms: Tensor, kl: Tensor, *, num_data: float, beta: float = 1.0, weights: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import typer
 
 from paragp.data.datasets import DATASETS, fault, load, present
-from paragp.gp.methods import METHODS
+from paragp.gp.methods import METHODS, PAPER
 from paragp.paper import protocol, trips, uci
 from paragp.paper.figures import figures as make_figures
 from paragp.paper.figures import save as save_figure
@@ -54,7 +54,7 @@ def run(
         cities = _words(datasets, chosen.cities, "city", (*trips.CITIES, *chosen.cities))
         specs = trips.specs(profile, cities, names, wanted)
     else:
-        names = _words(methods, (*METHODS, *BASELINES), "method")
+        names = _words(methods, (*PAPER, *BASELINES), "method", (*METHODS, *BASELINES))
         tables = _words(datasets, chosen.datasets, "data set", (*DATASETS, *chosen.datasets))
         if held is not None:
             names = tuple(name for name in names if name in METHODS)

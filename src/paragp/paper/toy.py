@@ -18,7 +18,7 @@ from tqdm import tqdm
 from paragp.atomic import writing
 from paragp.data.rows import Data
 from paragp.gp.exact import ExactGP, fit_exact, fit_fitc
-from paragp.gp.methods import METHODS, Method
+from paragp.gp.methods import PAPER, Method
 from paragp.gp.model import ParametricGP
 from paragp.metrics import METRICS
 from paragp.predictive import Array, PredictiveDistribution
@@ -77,7 +77,7 @@ class Fitted:
 def run(toy: Toy, *, seed: int = 0, epochs: int = EPOCHS, show_progress: bool | None = None) -> dict[str, Fitted]:
     """Fit every method. `show_progress` None means: on a terminal."""
     Z, Z_variance = starting_points(toy.train.x, M, M, generator=_generator(seed))
-    total = epochs * len(METHODS) + 2 * BASELINE_ITERATIONS
+    total = epochs * len(PAPER) + 2 * BASELINE_ITERATIONS
     fits: dict[str, Fitted] = {}
     with tqdm(total=total, disable=None if show_progress is None else not show_progress, unit="epoch") as bar:
 
@@ -115,7 +115,7 @@ def _jobs(toy: Toy, Z: torch.Tensor, Z_variance: torch.Tensor, seed: int, epochs
         generator = _generator(seed)
         return fit_exact("matern52", X, y, generator=generator, iterations=BASELINE_ITERATIONS, progress=tick)
 
-    for name, method in METHODS.items():
+    for name, method in PAPER.items():
         yield Job(name, method.label, epochs, partial(scalable, method))
     yield Job("fitc", "FITC", BASELINE_ITERATIONS, fitc)
     yield Job("exact", "Exact", BASELINE_ITERATIONS, exact)

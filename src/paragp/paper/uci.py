@@ -58,6 +58,7 @@ def scalable(spec: Spec, parts: Split, tick: Tick) -> dict[str, Any]:
     trained = train(wanted, rows, held_out, generator=torch.Generator().manual_seed(0), on_epoch=lambda _: tick())
     return {
         **_scored(trained.model.predict, parts), "beta": trained.beta, "gamma": trained.gamma,
+        **({} if trained.bb_alpha is None else {"bb_alpha": trained.bb_alpha}),
         "training": {
             "batch_size": config.batch_size, "epochs": config.epochs, "learning_rate": config.learning_rate,
             "rates": config.rates, "kernel_rows": wanted.recipe.kernel_rows,

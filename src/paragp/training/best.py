@@ -24,7 +24,8 @@ class Trial(NamedTuple):
     """One value of the method's grid."""
 
     beta: float
-    gamma: float | None
+    gamma: float | None = None
+    bb_alpha: float | None = None
 
 
 class Best:

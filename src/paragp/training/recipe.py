@@ -3,7 +3,7 @@
 `RECIPES` says all that differs between the default and the paper's training; `train` is the sequence of phases:
 
     start    kernel and noise by the exact GP of a sample, k-means in that kernel's units     (`training.start`)
-    train    the first value of the method's grid (beta_reg, or gamma) in full: epochs of Adam, each ended by the
+    train    the first value of the method's grid (beta_reg, gamma, bb_alpha) in full: epochs of Adam, each ended by the
              closed-form solve of the mean, and of S' where it has one                        (`training.solves`)
     cool     where patience ended that, some more epochs from the best state at a lower rate
     search   the values beside it go on from the best state so far for a few epochs at a low rate, away from the first
@@ -25,11 +25,12 @@ from gpytorch.kernels import Kernel
 from torch import nn
 
 from paragp.data.rows import Data, Rows
+from paragp.gp.covariances import LogLinear
 from paragp.gp.features import collapsed, draw_weights, embedded, layers, network
 from paragp.gp.kernels import make_kernel
 from paragp.gp.methods import Method
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
-from paragp.gp.objectives import ppgpr
+from paragp.gp.objectives import ppgpr, ppgpr_gamma
 from paragp.training.best import Best, Trial
 from paragp.training.checkpoint import Checkpoint
 from paragp.training.distributed import ALONE, Group
@@ -90,7 +91,10 @@ def slowly(steps: int) -> dict[str, float]:
     ['0.60', '0.60', '0.34']
     """
     kernel, network = 0.6 * min(1.0, 600 / steps) ** 0.3, NETWORK_RATE / by_steps(steps)
-    return {"kernel": kernel, "likelihood": 0.6, "family.S": 0.6, "features": network, "family.mean": 0.2}
+    return {
+        "kernel": kernel, "family.own_kernel": kernel, "likelihood": 0.6, "family.S": 0.6, "features": network,
+        "family.mean": 0.2,
+    }  # fmt: skip
 
 
 # One batch with an extreme row moves every parameter by up to (1 - beta_1) / sqrt(1 - beta_2) learning rates at once,
@@ -123,6 +127,8 @@ class Settings:
     mean: nn.Module | Sequence[int] | None = None  # in place of the mean's inducing points: a module, or hidden sizes
     beta: float | None = None
     gamma: float | None = None
+    bb_alpha: float | None = None
+    renyi: float = 1.0  # order of the regulariser; 1: the KL
     epochs: int | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
@@ -159,6 +165,7 @@ class Trained(NamedTuple):
     best_epoch: int  # in the history, from 1; 0 where no epoch was better than the start
     beta: float
     gamma: float | None
+    bb_alpha: float | None
 
 
 class HopelessError(ValueError):
@@ -166,8 +173,8 @@ class HopelessError(ValueError):
 
 
 def trials(settings: Settings, n: int, searching: bool) -> list[list[Trial]]:
-    """What is tried on n rows: first one value alone, then the others away from it, the smaller ones and the larger
-    ones each in a row that ends with the first value that does not help.
+    """What is tried on n rows: first one value alone, then those away from it, of beta_reg, gamma and bb_alpha in turn:
+    the smaller ones and the larger ones, each in a row that ends with the first value that does not help.
 
     The first is what was asked for, or the grid's first; but for PPGPR the beta_reg nearest to 100 / n: with few rows
     the regulariser must keep a flexible variance from explaining noise, with many it only holds the mean back.
@@ -178,15 +185,18 @@ def trials(settings: Settings, n: int, searching: bool) -> list[list[Trial]]:
     """
     method = settings.method
     betas = method.beta if settings.beta is None else (settings.beta,)
-    if method.objective is ppgpr:
+    if method.objective in (ppgpr, ppgpr_gamma):
         betas = tuple(sorted(betas, key=lambda beta: abs(math.log(max(beta, 1e-9) * n / ROWS_OF_THE_PRIOR))))
     gammas = (method.gamma or (None,)) if settings.gamma is None else (settings.gamma,)
-    first, *others = (Trial(beta, gamma) for beta in betas for gamma in gammas)
-    if not searching:
-        return [[first]]
-    smaller = sorted((other for other in others if other < first), reverse=True)
-    larger = sorted(other for other in others if other > first)
-    return [[first], *(row for row in (smaller, larger) if row)]
+    alphas = (method.bb_alpha or (None,)) if settings.bb_alpha is None else (settings.bb_alpha,)
+    grids: dict[str, tuple[Any, ...]] = {"beta": betas, "gamma": gammas, "bb_alpha": alphas}
+    first = Trial(**{name: grid[0] for name, grid in grids.items()})
+    rows = [[first]]
+    for name, (held, *others) in grids.items() if searching else ():
+        smaller = sorted((value for value in others if value < held), reverse=True)
+        larger = sorted(value for value in others if value > held)
+        rows += [[first._replace(**{name: value}) for value in row] for row in (smaller, larger) if row]
+    return rows
 
 
 def total_epochs(settings: Settings, n: int, searching: bool) -> int:
@@ -216,6 +226,7 @@ def train(
     short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
     soon = max(LEAST_PATIENCE, _share(PATIENCE_SHARE, full.epochs))
     model = new_model(settings, data.sample, generator) if start is None else start
+    model.family.order = settings.renyi
     group.agree(list(model.state_dict().values()))
     coefficients = model.family.mean_parameters
     fresh = start is None or (bool(coefficients) and not any(bool(part.any()) for part in coefficients))
@@ -228,7 +239,7 @@ def train(
         """Train with this trial's values from the best state so far; whether that made it better."""
         best.begin(trial, patience)
         with _seeded(model, generator):
-            _fit(model, settings, data, replace(config, beta=trial.beta), trial.gamma, generator, best, group, log)
+            _fit(model, settings, data, replace(config, beta=trial.beta), trial, generator, best, group, log)
         return best.end()
 
     def attempt_of_search(trial: Trial) -> bool:
@@ -328,7 +339,11 @@ def new_model(settings: Settings, data: Data, generator: torch.Generator) -> Par
     Z = starting_points(data.x / units, *sizes, generator=generator, weights=data.weights)
     noise = max(noise, 2 * NOISE_FLOOR)
     mean = _mean(settings, data, generator)
-    return method.model(kernel, *(points * units for points in Z), mean=mean, noise=noise, features=features)
+    model = method.model(kernel, *(points * units for points in Z), mean=mean, noise=noise, features=features)
+    if isinstance(model.family.S, LogLinear):  # the noise is there
+        nn.init.constant_(model.family.S.b, math.log(noise))
+        model.likelihood.start(2 * NOISE_FLOOR)
+    return model
 
 
 def _features(settings: Settings, data: Data, generator: torch.Generator) -> nn.Module | None:
@@ -371,17 +386,17 @@ def _fit(
     settings: Settings,
     data: Rows,
     config: Config,
-    gamma: float | None,
+    trial: Trial,
     generator: torch.Generator,
     best: Best,
     group: Group,
     log: _Log,
 ) -> None:
     """One trial; where training diverges it goes on from the last good state at a tenth of the rate."""
-    objective = settings.method.objective_for(gamma)
+    objective = settings.method.objective_for(gamma=trial.gamma, bb_alpha=trial.bb_alpha)
 
     def solved(model: ParametricGP) -> list[nn.Parameter]:
-        covariance = settings.method.solved_covariance
+        covariance = settings.method.solved_covariance and settings.renyi == 1
         if not solve(model, objective, data, beta=config.beta, covariance=covariance, group=group):
             return []
         return [*model.family.mean_parameters, *(model.family.S.parameters() if covariance else ())]
