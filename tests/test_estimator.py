@@ -74,7 +74,7 @@ def test_every_method_learns_and_knows_how_well(method):
     assert model.score(X[120:], Y[120:]) > 0.8
     mean, std = model.predict(X[120:], return_std=True)
     assert np.abs((Y[120:] - mean) / std).max() < 6
-    assert model.noise_std_ > 0
+    assert model.predict_dist(X[120:]).noise_std.min() > 0
     assert sum(model.feature_relevance_.values()) == pytest.approx(1)
 
 
@@ -240,6 +240,20 @@ def test_auto_beta_is_one_of_the_grid_and_the_best_of_it():
     robust = quick("gamma-robust", max_epochs=10).fit(X, Y)
     assert robust.gamma_ in METHODS["gamma-robust"].gamma
     assert robust.beta_ == 1.0
+    powers = quick("bb-alpha", max_epochs=10).fit(X, Y)
+    assert powers.bb_alpha_ in METHODS["bb-alpha"].bb_alpha
+    assert quick("bb-alpha", bb_alpha=0.7).fit(X, Y).bb_alpha_ == 0.7
+
+
+def test_the_order_of_the_regulariser_makes_another_model():
+    kl, other = (quick("ppgpr-mf", beta=1.0, renyi=order).fit(X, Y).predict_dist(X) for order in (1, 0.2))
+    assert np.abs(kl.std - other.std).max() > 1e-4 * np.std(Y)
+
+
+def test_noise_that_depends_on_the_row_has_no_one_deviation():
+    model = quick("ppgpr-log").fit(X, Y)
+    assert model.noise_std_ is None
+    assert np.ptp(model.predict_dist(X).noise_std) > 0
 
 
 def test_given_validation_rows_are_used():
@@ -550,6 +564,9 @@ BAD_FITS = {
     "half a point": (lambda: quick(n_inducing=2.5).fit(X, Y), "n_inducing must be a whole number"),
     "negative beta": (lambda: quick(beta=-1).fit(X, Y), "beta must be a number at least 0"),
     "gamma without use": (lambda: quick(gamma=1.03).fit(X, Y), "has no gamma"),
+    "a power without use": (lambda: quick(bb_alpha=0.5).fit(X, Y), "has no bb_alpha"),
+    "a power above one": (lambda: quick("bb-alpha", bb_alpha=1.5).fit(X, Y), "bb_alpha must be a number above 0"),
+    "no order": (lambda: quick(renyi=0).fit(X, Y), "renyi must be a number above 0"),
     "no epochs": (lambda: quick(max_epochs=0).fit(X, Y), "max_epochs must be a whole number"),
     "fraction": (lambda: quick(validation_fraction=1.0).fit(X, Y), "must be a number above 0 and below 1"),
     "dtype": (lambda: quick(dtype="float16").fit(X, Y), 'dtype must be "float32" or "float64"'),

@@ -130,10 +130,11 @@ def _check_twin(model: ParametricGP | ExactGP, config: dict[str, Any], tensors: 
     own = {"features": getattr(model, "features", None), "mean": _mean_of(model)}
     twin = _assemble(config, tensors, **copy.deepcopy(own)).model
     p = tensors["X" if isinstance(model, ExactGP) else "family.Z"].shape[1]
-    if not torch.equal(_kernel_values(model.kernel, p), _kernel_values(twin.kernel, p)):
-        raise ValueError(
-            f"The kernel {kernel_name(model.kernel)} cannot be stored: rebuilt from its parts it gives other values."
-        )
+    for kernel, rebuilt_kernel in zip(_kernels(model), _kernels(twin), strict=True):
+        if not torch.equal(_kernel_values(kernel, p), _kernel_values(rebuilt_kernel, p)):
+            raise ValueError(
+                f"The kernel {kernel_name(kernel)} cannot be stored: rebuilt from its parts it gives other values."
+            )
     for name, rebuilt in (("features", getattr(twin, "features", None)), ("mean", _mean_of(twin))):
         original = own[name]
         if not isinstance(config[name], list) or not isinstance(rebuilt, nn.Sequential) or original is None:
@@ -260,7 +261,7 @@ def _assemble(
         if tensor.isnan().any() or (not name.endswith("_bound") and tensor.isinf().any()):  # a bound may be infinite
             raise ValueError(f"the tensor {name!r} holds NaN or infinite values")
     p = model.X.shape[1] if isinstance(model, ExactGP) else model.family.Z.shape[1]
-    if not bool(_kernel_values(model.kernel, p).isfinite().all()):
+    if not all(bool(_kernel_values(kernel, p).isfinite().all()) for kernel in _kernels(model)):
         raise ValueError("the kernel gives NaN or infinite values")
     return Fitted(config["method"], model, columns, target, summary, calibration, history)
 
@@ -491,6 +492,12 @@ def build(description: Any, d: int, depth: int = 0) -> Kernel:
         kind, *bounds = CONSTRAINTS[constraint]
         kernel.register_constraint(parameter, kind(*bounds), replace=True)
     return kernel
+
+
+def _kernels(model: ParametricGP | ExactGP) -> list[Kernel]:
+    """The kernel, and that of the variance where it is another."""
+    others = [] if isinstance(model, ExactGP) else [model.family.variance_kernel(model.kernel)]
+    return [model.kernel, *(kernel for kernel in others if kernel is not model.kernel)]
 
 
 def _kernel_values(kernel: Kernel, d: int) -> Tensor:

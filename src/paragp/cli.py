@@ -346,7 +346,8 @@ def info(model: Model, as_json: AsJson = False) -> None:
     if summary.get("mean"):
         typer.echo(f"network for the mean: {summary['mean']}")
     typer.echo(f"target: mean {target.mean:.6g}, deviation {target.deviation:.6g}")
-    typer.echo(f"noise: deviation {fitted.noise_std:.6g}")
+    noise = fitted.noise_std
+    typer.echo("noise: depends on the row" if noise is None else f"noise: deviation {noise:.6g}")
     if relevance:
         typer.echo("relevance of the inputs:")
         for name, share in sorted(relevance.items(), key=lambda item: -item[1])[:20]:
@@ -361,16 +362,18 @@ def methods(as_json: AsJson = False) -> None:
     """
     rows = {
         name: {"label": row.label, "family": row.family.__name__, "covariance": row.covariance.__name__,
-               "objective": row.objective.__name__, "beta": row.beta, "gamma": row.gamma}
+               "objective": row.objective.__name__, "beta": row.beta, "gamma": row.gamma, "bb_alpha": row.bb_alpha}
         for name, row in METHODS.items()
     }  # fmt: skip
     if as_json:
         _echo_json(rows | {name: {"label": name, "full_batch": True} for name in FULL_BATCH})
         return
-    typer.echo(f"{'name':<13} {'label':<11} {'family':<22} {'covariance':<11} objective")
-    for name, row in rows.items():
-        typer.echo(f"{name:<13} {row['label']:<11} {row['family']:<22} {row['covariance']:<11} {row['objective']}")
-    typer.echo(f"{', '.join(FULL_BATCH):<13} full batch: for up to some thousand rows")
+    shown = ("label", "family", "covariance", "objective")
+    lines = [("name", *shown), *((name, *(str(row[part]) for part in shown)) for name, row in rows.items())]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    typer.echo(f"{', '.join(FULL_BATCH):<{widths[0]}}  full batch: for up to some thousand rows")
 
 
 @contextmanager

@@ -90,7 +90,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     n_inducing : int
         Inducing points (of the mean, where mean and variance have sets of their own). Never more than distinct rows.
     n_inducing_variance : int or None
-        Inducing points of the variance, for "ppgpr-mfd" and "od-svgp"; None: as many as `n_inducing`.
+        Inducing points of the variance, where they are not the mean's ("ppgpr-mfd", "od-svgp" and their variants);
+        None: as many as `n_inducing`.
     kernel : "matern12", "matern32", "matern52", "rbf", "rq", ... or a gpytorch kernel
     features : None, sizes such as (256, 128, 64), or a torch module
         A network before the kernel, trained with it: layers of these sizes with ReLU between them, or a module that
@@ -107,7 +108,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     bb_alpha : float or "auto"
         For "bb-alpha" and "bb-alpha-u" only, as `beta`.
     renyi : float
-        The order of the regulariser, Rényi's divergence; 1 is the KL divergence.
+        The order of the regulariser, Rényi's divergence; 1 is the KL divergence. It says nothing to methods whose q(u)
+        is a point ("map", "ppgpr-delta").
     recipe : "auto" or "adam"
         "auto" starts from the exact GP of a sample and solves for the mean between epochs; "adam" is the paper's
         training, 400 epochs of Adam at .01.
@@ -139,10 +141,11 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     history_ : one dict per epoch with objective, learning_rate, seconds, nll, rmse, crps (the last three on validation
         rows, in standardised units)
     validation_scores_ : dict or None, `paragp.metrics.evaluate` on the validation rows in the units of y
-    beta_, gamma_, alpha_ : the values used
-    noise_std_ : deviation of the observation noise, in the units of y
-    lengthscales_ : dict or None, one lengthscale per encoded column, in standardised units
-    feature_relevance_ : dict or None, each input's share of the kernel's sensitivity (from the lengthscales)
+    beta_, gamma_, bb_alpha_ : the values used
+    noise_std_ : deviation of the observation noise, in the units of y; None where it depends on the row ("ppgpr-log")
+    lengthscales_ : dict or None, one lengthscale per encoded column, in standardised units (of the mean's kernel, where
+        the variance has one of its own)
+    feature_relevance_ : dict or None, each input's share of that kernel's sensitivity (from the lengthscales)
     fitted_ : `paragp.fitted.Fitted`, all that prediction needs
 
     Examples
@@ -600,8 +603,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     # --- what was learned ---
 
     @property
-    def noise_std_(self) -> float:
-        """Deviation of the observation noise, in the units of y."""
+    def noise_std_(self) -> float | None:
+        """Deviation of the observation noise, in the units of y; None where it depends on the row."""
         return self._of_fitted("noise_std")
 
     @property

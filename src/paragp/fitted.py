@@ -94,8 +94,10 @@ class Fitted:
         return model.predict_covariance(x, factor=factor) * self.target.deviation**2
 
     @property
-    def noise_std(self) -> float:
-        """The deviation of the observation noise, in the user's units."""
+    def noise_std(self) -> float | None:
+        """The deviation of the observation noise, in the user's units; None where it depends on the row."""
+        if self.model.noise_by_row:
+            return None
         return float(self.model.noise.detach().sqrt()) * self.target.deviation
 
     @property

@@ -65,7 +65,7 @@ def reference_objective(name, p, kl=reference.kl, order=1.0):
         regulariser = kl(p.m, p.S, p.K_MM) + order * extra
     elif issubclass(family, Decoupled):
         mean = reference.mean(p.K_mu, p.K_mu_b, p.m)
-        spread = kl(0 * p.S[0], p.S, p.K_MM) if p.level is None else 0.5 * order * p.level[0] @ p.level[0]
+        spread = kl(0 * p.S[0], p.S, p.K_MM) if p.level is None else 0.5 * p.level[0] @ p.level[0]
         regulariser = 0.5 * p.m @ np.linalg.solve(p.K_mu, p.m) + spread
     else:
         mean = reference.mean(p.K_MM, p.K_Mb, p.m)

@@ -66,6 +66,7 @@ MODELS = {
     "features": {"features": nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.Linear(8, 2))},
     "dense": {"method": "svgp"},
     "gamma": {"method": "gamma-robust"},
+    "power and order": {"method": "bb-alpha", "renyi": 0.5},
     "mean": {"mean": (8,)},
 }
 

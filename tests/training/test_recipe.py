@@ -1,5 +1,7 @@
 """Starting points, early stopping on the best state, and the search of a method's grid in one pass."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,33 @@ def test_the_search_goes_away_from_the_first_value_while_that_helps(monkeypatch,
     found = train(settings(), rows(), rows(seed=5), generator=generator())
     assert seen == tried
     assert found.beta == chosen
+
+
+def test_the_search_of_one_setting_keeps_what_that_of_another_found(monkeypatch):
+    method = METHODS["bb-alpha"]
+    seen = []
+
+    def pretended(model, objective, data, config, *, on_epoch, **_):
+        power = objective.keywords["alpha"]
+        seen.append((config.beta, power))
+        nll = abs(config.beta - method.beta[1]) + abs(power - method.bb_alpha[1])
+        on_epoch(Epoch(1, 0.0, 0.1, 0.0, {"nll": nll, "crps": 0.1}))
+
+    monkeypatch.setattr(recipe, "fit", pretended)
+    found = train(settings("bb-alpha"), rows(), rows(seed=5), generator=generator())
+    assert seen[0] == (method.beta[0], method.bb_alpha[0])
+    assert (found.beta, found.bb_alpha) == (method.beta[1], method.bb_alpha[1])
+
+
+@pytest.mark.parametrize("name", ["ppgpr-mfd", "ppgpr-chol", "svgp"])
+def test_an_order_above_one_trains_without_leaving_its_domain(name):
+    wanted = settings(name, renyi=3.0, learning_rate=0.5, epochs=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = train(wanted, rows(), rows(seed=5), generator=generator())
+    assert np.isfinite([record.objective for record in found.history]).all()
+    eye = torch.eye(6, dtype=torch.float64)
+    assert float(torch.linalg.eigvalsh(found.model.family.S.joint(eye).detach()).max()) < 1.5  # a / (a - 1)
 
 
 def test_another_value_may_not_pay_for_likelihood_with_crps(monkeypatch):

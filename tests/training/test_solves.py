@@ -40,6 +40,17 @@ def test_the_solved_mean_is_a_stationary_point(name, with_weights):
         assert float(after[key].norm()) < 1e-8 * max(1.0, float(before)), key
 
 
+@pytest.mark.parametrize("order", [0.4, 1.2])
+@pytest.mark.parametrize("name", QUADRATIC)
+def test_the_solved_mean_is_a_stationary_point_under_renyis_divergence(name, order):
+    model, data = random_model(name), random_data(40)
+    model.family.order = order
+    model.confine()
+    assert solve(model, METHODS[name].objective_for(), data, beta=0.3)
+    after = gradients(name, model, data, 0.3)
+    assert float(after["family.m"].norm()) < 1e-8
+
+
 @pytest.mark.parametrize("name", [name for name in QUADRATIC if METHODS[name].solved_covariance])
 def test_the_solved_covariance_is_a_stationary_point(name):
     model, data = random_model(name), random_data(40)

@@ -22,6 +22,8 @@ from paragp.gp.moments import Moments
 
 INITIAL_LEVEL = 0.1  # of noise that depends on the row, as a variance in standardised units
 LARGEST_LOG = 20.0  # of it: beyond, the exponential may overflow
+WITHIN = 0.999  # of the limit a / (a - 1) that a divergence of order a > 1 sets to S'
+SHRINK = 0.98  # of L, until S' is within it
 INITIAL_SCALE = 1.0  # assumed: S' starts at the prior's I, as in GPyTorch, where the paper's runs were made
 
 
@@ -53,6 +55,9 @@ class Covariance(nn.Module, ABC):
     @abstractmethod
     def precision(self, order: float) -> Tensor:
         """a T^-1 of order a, (M, M): what Rényi's divergence gives the mean for a prior precision."""
+
+    def confine(self, order: float) -> None:
+        """Shrink S', in place, to where the divergence of that order above one is finite."""
 
 
 class Rooted(Covariance, ABC):
@@ -122,6 +127,11 @@ class Diagonal(Rooted):
     def precision(self, order: float) -> Tensor:
         return (order / (order + (1 - order) * self.s.square())).diag()
 
+    @torch.no_grad()
+    def confine(self, order: float) -> None:
+        most = math.sqrt(WITHIN * order / (order - 1))
+        self.s.clamp_(-most, most)
+
 
 class Dense(Rooted):
     """S' = L L^T with a lower triangular L (SVGP, OD-SVGP, VFITC, gamma-Robust, PPGPR-Chol).
@@ -154,14 +164,21 @@ class Dense(Rooted):
         root, info = torch.linalg.cholesky_ex(self._tilted(order))
         if int(info):
             return self.L.square().sum() * torch.inf
-        return root.diagonal().log().sum() / (1 - order) - _log_abs(self.L.diagonal()).sum()
+        tilt = root.diagonal().log().sum() / (1 - order)
+        return tilt.to(self.L) - _log_abs(self.L.diagonal()).sum()
 
     def precision(self, order: float) -> Tensor:
-        return order * torch.linalg.inv(self._tilted(order))
+        return (order * torch.linalg.inv(self._tilted(order))).to(self.L)
+
+    @torch.no_grad()
+    def confine(self, order: float) -> None:
+        spare = (1 - WITHIN) * order * torch.eye(len(self.L)).to(self.L)
+        while int(torch.linalg.cholesky_ex(self._tilted(order) - spare)[1]):
+            self.L.mul_(SHRINK)
 
     def _tilted(self, order: float) -> Tensor:
-        """T = a I + (1 - a) S'."""
-        L = self.factor()
+        """T = a I + (1 - a) S', in float64: near order one its logarithm is divided by next to nothing."""
+        L = self.factor().double()
         return order * torch.eye(len(L)).to(L) + (1 - order) * L @ L.T
 
 
@@ -198,7 +215,7 @@ class LogLinear(Covariance):
         return 0.5 * self.a.square().sum()
 
     def renyi(self, order: float) -> Tensor:
-        return order * self.kl()
+        return self.kl()  # a is a point: what the prior says of it knows no order
 
     def precision(self, order: float) -> Tensor:
         return torch.eye(len(self.a)).to(self.a)

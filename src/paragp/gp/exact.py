@@ -65,6 +65,8 @@ class ExactGP(nn.Module):
     copies: Tensor  # (n,), how many rows it stands for (their weights' sum)
     spread: Tensor  # the squared deviations of all targets from those means, a scalar
 
+    noise_by_row = False
+
     def __init__(
         self,
         kernel: Kernel,

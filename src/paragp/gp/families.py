@@ -47,7 +47,7 @@ class Family(nn.Module, ABC):
         """The moments at h (b, d)."""
 
     def function_covariance(self, factor: Any, kernel: Kernel, h: Tensor) -> Tensor:
-        """The covariance of the latent function over all rows of h (n, d), without a gradient; shape (n, n)."""
+        """The covariance over all rows of h (n, d) that goes with ktilde + svar, without a gradient; shape (n, n)."""
         kernel = self.variance_kernel(kernel)
         A = factor.W @ covariance(kernel, self.variance_points, h)  # (M, n)
         return covariance(kernel, h, h) - A.T @ A + self.S.joint(A)
@@ -92,6 +92,11 @@ class Family(nn.Module, ABC):
         if self.order == 1:
             return 0.5 * self.m.square().sum() + self.S.kl()
         return 0.5 * self.m @ self._prior_precision() @ self.m + self._spread()
+
+    def confine(self) -> None:
+        """Shrink S', in place, to where the regulariser is finite: of an order above one it has a limit."""
+        if self.order > 1:
+            self.S.confine(self.order)
 
     def _spread(self) -> Tensor:
         """The regulariser's share of S'."""

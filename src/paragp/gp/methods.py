@@ -26,7 +26,7 @@ from paragp.gp.objectives import (
 VI_BETA = (1.0, 0.5, 0.3, 0.1)
 PP_BETA = (0.05, 0.01, 0.2, 1.0)
 GAMMAS = (1.03, 1.01, 1.05, 1.07)
-ALPHAS = (0.5, 0.1, 0.9)  # assumed: the paper has none
+BB: dict[str, tuple[float, ...]] = {"beta": VI_BETA, "bb_alpha": (0.5, 0.1, 0.9)}  # powers assumed: the paper has none
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ BEYOND: dict[str, Method] = {
     "ppgpr-chol-2k": Method("PPGPR-Chol-2K", TwoKernels,            Dense,     ppgpr,       beta=PP_BETA),
     "ppgpr-log":     Method("PPGPR-log",     TwoKernels,            LogLinear, ppgpr,       beta=PP_BETA),
     "ppgpr-gamma":   Method("PPGPR-γ",       Decoupled,             Diagonal,  ppgpr_gamma, beta=PP_BETA, gamma=GAMMAS),
-    "bb-alpha":      Method("BB-α",          Coupled,               Dense,     bb_alpha,    beta=VI_BETA, bb_alpha=ALPHAS),
-    "bb-alpha-u":    Method("BB-α, q(u)",    Coupled,               Dense,     bb_alpha_u,  beta=VI_BETA, bb_alpha=ALPHAS),
+    "bb-alpha":      Method("BB-α",          Coupled,               Dense,     bb_alpha,    **BB),
+    "bb-alpha-u":    Method("BB-α, q(u)",    Coupled,               Dense,     bb_alpha_u,  **BB),
 }
 METHODS = PAPER | BEYOND
 # fmt: on

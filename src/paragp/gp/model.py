@@ -71,6 +71,15 @@ class ParametricGP(nn.Module):
         before = [] if isinstance(self.features, nn.Identity) else [self.features]
         return [*before, *self.family.networks]
 
+    @property
+    def noise_by_row(self) -> bool:
+        """Whether there is noise that depends on the row, beside the constant `noise`."""
+        return self.family.S.is_noise
+
+    def confine(self) -> None:
+        """After a step, go back to where the regulariser is finite."""
+        self.family.confine()
+
     def factorise(self) -> Any:
         """What a step, or a fitted model, computes once for all batches."""
         return self.family.factorise(self.kernel)
@@ -95,7 +104,7 @@ class ParametricGP(nn.Module):
         factor = self.factorise() if factor is None else factor
         embedded = self._embedded(x, chunk)
         parts = (self.family.moments(factor, self.kernel, h) for h in embedded)
-        return predictive(parts, self.noise, len(x), svar_is_noise=self.family.S.is_noise)
+        return predictive(parts, self.noise, len(x), svar_is_noise=self.noise_by_row)
 
     @torch.no_grad()
     def predict_covariance(self, x: Tensor, *, factor: Any = None) -> np.ndarray:

@@ -64,7 +64,7 @@ def scalable(spec: Spec, parts: Split, tick: Tick) -> dict[str, Any]:
             "rates": config.rates, "kernel_rows": wanted.recipe.kernel_rows,
         },
         "epochs": len(trained.history), "best_epoch": trained.best_epoch,
-        "noise_std": float(trained.model.noise.detach()) ** 0.5,
+        "noise_std": None if trained.model.noise_by_row else float(trained.model.noise.detach()) ** 0.5,
     }  # fmt: skip
 
 

@@ -144,6 +144,7 @@ def fit(
                 value = _added(model, value, group)
                 guard.check(value)
                 at.optimizer.step()  # m, S, Z, theta_ker <- optim(L^(D_mb))
+                model.confine()
                 at.schedule.step()
                 at.count(value * rows)
                 if on_step is not None:

@@ -199,6 +199,15 @@ def trials(settings: Settings, n: int, searching: bool) -> list[list[Trial]]:
     return rows
 
 
+def departure(trial: Trial, first: Trial) -> dict[str, float]:
+    """What a trial changes.
+
+    >>> departure(Trial(beta=0.2, gamma=1.05), Trial(beta=0.05, gamma=1.05))
+    {'beta': 0.2}
+    """
+    return {name: value for name, value in trial._asdict().items() if value != getattr(first, name)}
+
+
 def total_epochs(settings: Settings, n: int, searching: bool) -> int:
     """The most epochs that `train` takes."""
     epochs = settings.config(n).epochs
@@ -242,11 +251,12 @@ def train(
             _fit(model, settings, data, replace(config, beta=trial.beta), trial, generator, best, group, log)
         return best.end()
 
-    def attempt_of_search(trial: Trial) -> bool:
+    def attempt_of_search(change: dict[str, float]) -> bool:
         try:
-            return attempt(trial, short, soon)
+            return attempt(best.trial._replace(**change), short, soon)
         except HopelessError as error:
-            warnings.warn(f"beta = {trial.beta:g} was left out of the search. {error}", RuntimeWarning, stacklevel=2)
+            tried = ", ".join(f"{name} = {value:g}" for name, value in change.items())
+            warnings.warn(f"{tried} was left out of the search. {error}", RuntimeWarning, stacklevel=2)
             best.restore()
             return False
 
@@ -262,7 +272,7 @@ def train(
     best.searching = True
     for row in rows:
         for trial in row:
-            if not log.recall(partial(attempt_of_search, trial)):
+            if not log.recall(partial(attempt_of_search, departure(trial, first))):
                 break
     log.end()
     if fresh:

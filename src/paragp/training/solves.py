@@ -2,9 +2,10 @@
 
 An objective of this library sees the mean of a row through a square, c_i (y_i - mean_i)^2 / 2 with a curvature c_i that
 depends on the variances: 1/sigma_obs^2 (SVGP, MAP), 1/(ktilde + sigma_obs^2) (VFITC), 1/(sigma_f^2 + sigma_obs^2)
-(PPGPR). So the best mean is a ridge regression with weights c on the functions of `Family.mean_basis`, and one pass
-over the rows replaces the long, ill-conditioned way of a gradient method. For gamma-Robust, whose curvature depends on
-the residual, it is one step of iteratively reweighted least squares.
+(PPGPR), 1/(sigma_obs^2 + alpha sigma_f^2) (BB-alpha, and over q(u) alone 1/(ktilde + sigma_obs^2 + alpha svar)). So the
+best mean is a ridge regression with weights c on the functions of `Family.mean_basis`, and one pass over the rows
+replaces the long, ill-conditioned way of a gradient method. For gamma-Robust and PPGPR-gamma, whose curvature depends
+on the residual, it is one step of iteratively reweighted least squares.
 """
 
 import torch
@@ -20,14 +21,7 @@ from paragp.training.distributed import ALONE, Group
 
 CHUNK = 2000  # rows taken together
 SMALLEST_RESIDUAL = 1e-3  # in standardised units: below, a residual is too small to tell the curvature by
-RIDGES = (
-    0.0,
-    1e-8,
-    1e-7,
-    1e-6,
-    1e-5,
-    1e-4,
-)  # of H's diagonal, tried in turn: float32 sums may leave H without a factor
+RIDGES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)  # of H's diagonal, in turn: float32 sums may leave H without a factor
 
 
 @torch.no_grad()
