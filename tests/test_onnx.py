@@ -160,8 +160,8 @@ def test_nor_one_that_gives_no_number(tmp_path, monkeypatch):
     moments = export_module._moments
 
     def without_variance(g, *given):
-        mean, var = moments(g, *given)
-        return mean, g.times(var, np.nan)
+        mean, function_var, noise = moments(g, *given)
+        return mean, g.times(function_var, np.nan), noise
 
     monkeypatch.setattr(export_module, "_moments", without_variance)
     with pytest.raises(ExportError, match="differs from the model by nan"):

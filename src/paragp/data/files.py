@@ -50,8 +50,7 @@ def read_table(path: Path, text: Sequence[str] = ()) -> pa.Table:
     kind = kind_of(path)
     with _reading(path):
         if kind == "CSV":
-            with _csv_bytes(path) as source:
-                table = pacsv.read_csv(source, **_csv_options(dict.fromkeys(text, pa.string())))
+            table = pacsv.read_csv(_csv_bytes(path), **_csv_options(dict.fromkeys(text, pa.string())))
             _refuse_binary(table.schema)
             table = pa.table([_empty_is_missing(column) for column in table.columns], table.column_names)
         elif kind == "Parquet":
@@ -174,6 +173,8 @@ def some(names: Sequence[str], most: int) -> str:
 
 
 def _csv_bytes(path: Path) -> Any:
+    """A stream to be dropped, not closed: Arrow reads ahead in threads that live a little longer than their reader, and
+    in a closed one they would read, and use up, the start of the file that is opened next under the same number."""
     return pa.input_stream(str(path), compression="gzip" if path.name.lower().endswith(".gz") else None)
 
 
@@ -186,7 +187,7 @@ def _csv_options(types: dict[str, pa.DataType], names: Sequence[str] = ()) -> di
 
 def _csv_schema(path: Path) -> pa.Schema:
     """Names, and types as the first block of rows suggests them."""
-    with _csv_bytes(path) as source, pacsv.open_csv(source, **_csv_options({})) as reader:
+    with pacsv.open_csv(_csv_bytes(path), **_csv_options({})) as reader:
         _refuse_binary(reader.schema)
         return reader.schema
 
@@ -195,23 +196,20 @@ def _csv_batches(path: Path, names: Sequence[str], text: set[str]) -> Iterator[p
     """Batches of these columns: those in `text` as text, the others as numbers or booleans."""
     seen = _csv_schema(path)
     types = {name: pa.string() if name in text else _number_type(seen.field(name).type) for name in names}
-    with _csv_bytes(path) as source:
-        try:
-            with pacsv.open_csv(source, **_csv_options(types, names)) as reader:
-                for batch in reader:
-                    columns = [
-                        _empty_is_missing(part) if name in text else _numbers_in_text(part)
-                        for name, part in zip(names, batch.columns, strict=True)
-                    ]
-                    yield pa.RecordBatch.from_arrays(columns, names)
-        except pa.ArrowInvalid as error:
-            found = re.search(r"In CSV column #(\d+): .* to (?:double|bool): invalid value '(.*)'", str(error))
-            if not found:
-                raise
-            name, value = seen.names[int(found[1])], found[2]
-            raise ValueError(
-                f"{path} holds {value[:40]!r} in the column {name!r}, where a number is expected."
-            ) from None
+    try:
+        with pacsv.open_csv(_csv_bytes(path), **_csv_options(types, names)) as reader:
+            for batch in reader:
+                columns = [
+                    _empty_is_missing(part) if name in text else _numbers_in_text(part)
+                    for name, part in zip(names, batch.columns, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, names)
+    except pa.ArrowInvalid as error:
+        found = re.search(r"In CSV column #(\d+): .* to (?:double|bool): invalid value '(.*)'", str(error))
+        if not found:
+            raise
+        name, value = seen.names[int(found[1])], found[2]
+        raise ValueError(f"{path} holds {value[:40]!r} in the column {name!r}, where a number is expected.") from None
 
 
 def _number_type(seen: pa.DataType) -> pa.DataType:
