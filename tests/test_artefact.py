@@ -100,6 +100,38 @@ def test_models_in_float32_are_equal_to_the_bit(method, tmp_path):
     assert_same_predictions(model, loaded, many[:10])
 
 
+@pytest.mark.parametrize("method", ["ppgpr-mfd", "exact"])
+@pytest.mark.parametrize("rows", [60, 1100])
+def test_tails_come_back(method, rows, tmp_path):
+    many = np.random.default_rng(2).normal(size=(rows, 2))
+    model = fit(method, X=many, y=many[:, 0])
+    model.fitted_.model.likelihood.tails.fill_(0.2)
+    model.save(tmp_path / "model", keep_rows=True)
+    loaded = ParametricGPRegressor.load(tmp_path / "model")
+    assert_same_predictions(model, loaded, many)
+    assert loaded.predict_dist(many).dof == model.predict_dist(many).dof == pytest.approx(5)
+    assert np.array_equal(loaded.predict_interval(many), model.predict_interval(many))
+    assert "distribution (Student-t with 5 degrees of freedom) of" in (tmp_path / "model" / CARD).read_text()
+
+
+def test_a_folder_of_before_there_were_tails_is_normal(model, folder):
+    assert "It predicts a normal distribution of" in (folder / CARD).read_text()
+    rewrite(folder, change_tensors=lambda tensors: tensors.pop("likelihood.tails"))
+    loaded = ParametricGPRegressor.load(folder)
+    assert_same_predictions(model, loaded, frame(30))
+    assert np.isinf(loaded.predict_dist(frame(30)).dof)
+    loaded.save(folder, overwrite=True)
+    assert "likelihood.tails" in load_tensors((folder / TENSORS).read_bytes())
+
+
+def test_tails_that_would_not_come_back_are_not_saved(tmp_path):
+    model = fit("map")
+    model.fitted_.model.likelihood.tails.fill_(0.5)
+    with pytest.raises(ValueError, match="not a number from 0 to below 1/2"):
+        model.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_frames_with_text_categories_and_gaps_are_equal_to_the_bit(model, saved):
     loaded = ParametricGPRegressor.load(saved)
     new = frame(30).assign(town="Rome")
@@ -462,6 +494,11 @@ Z = "family.Z"
         (to(Z, lambda t: t * float("nan")), "NaN"),
         (to("family.m", lambda t: t / 0), "'family.m' holds NaN or infinite values"),
         (to("likelihood.raw", lambda t: t * float("nan")), "'likelihood.raw' holds NaN or infinite values"),
+        (to("likelihood.tails", lambda t: t * float("nan")), "'likelihood.tails' holds NaN or infinite values"),
+        (to("likelihood.tails", lambda t: t + 0.5), "'likelihood.tails' is 0.5, not a number from 0 to below 1/2"),
+        (to("likelihood.tails", lambda t: t - 0.1), "'likelihood.tails' is -0.1, not a number from 0 to below 1/2"),
+        (to("likelihood.tails", lambda t: t.float()), "'likelihood.tails' is ['torch.float32', []], not"),
+        (to("likelihood.tails", lambda t: t.repeat(2)), "'likelihood.tails' is ['torch.float64', [2]], not"),
         (to("kernel.kernels.0.raw_outputscale_constraint.lower_bound", lambda t: t * float("nan")), "NaN"),
         (to("kernel.kernels.0.raw_outputscale", lambda t: t + 1e308 * 10), "infinite"),
         (to(Z, lambda t: t[:, :2].contiguous()), "the columns give 11 inputs, the tensors are torch.float64 of shape"),

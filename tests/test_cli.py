@@ -564,6 +564,16 @@ def test_info_says_what_the_model_is(files):
     assert found["noise_std"] == ParametricGPRegressor.load(files / "model").noise_std_
 
 
+def test_info_says_the_tails_where_they_are_not_normal(files, tmp_path):
+    assert "tails" not in run("info", files / "model").stdout
+    assert json.loads(run("info", files / "model", "--json").stdout)["dof"] is None
+    model = ParametricGPRegressor.load(files / "model")
+    model.fitted_.model.likelihood.tails.fill_(1 / 4.2)
+    model.save(tmp_path / "heavy")
+    assert "\ntails: Student-t with 4.2 degrees of freedom\n" in run("info", "heavy").stdout
+    assert json.loads(run("info", "heavy", "--json").stdout)["dof"] == pytest.approx(4.2)
+
+
 def test_names_that_could_write_to_the_terminal_are_shown_as_words(files, tmp_path):
     data = pa.table({"\x1b[2Jevil": np.arange(40.0), "y": np.sin(np.arange(40.0))})
     write(tmp_path / "evil.parquet", data)

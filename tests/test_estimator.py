@@ -199,6 +199,25 @@ def test_covariance_has_the_variances_on_its_diagonal_and_samples_follow_it(meth
     np.testing.assert_allclose(np.cov(draws), covariance, atol=0.05 * scale**2)
 
 
+@pytest.mark.parametrize("method", ["svgp", "exact"])
+def test_joint_samples_of_a_student_have_the_covariance_and_the_tails(method):
+    model = quick(method).fit(X, Y)
+    _, covariance = model.predict(X[:3], return_cov=True)
+    model.fitted_.model.likelihood.tails.fill_(0.125)
+    mean, same = model.predict(X[:3], return_cov=True)
+    np.testing.assert_array_equal(same, covariance)
+    draws = model.sample_y(X[:3], n_samples=60_000)
+    np.testing.assert_array_equal(draws, model.sample_y(X[:3], n_samples=60_000))
+    scale = np.sqrt(covariance.diagonal().max())
+    np.testing.assert_allclose(draws.mean(1), mean, atol=0.05 * scale)
+    np.testing.assert_allclose(np.cov(draws), covariance, atol=0.05 * scale**2)
+    low, high = model.predict_interval(X[:3], 0.999).T[:, :, None]
+    np.testing.assert_allclose(((low <= draws) & (draws <= high)).mean(1), 0.999, atol=5e-4)  # a normal's: .9966
+    values, vectors = np.linalg.eigh(covariance)  # where rows are uncorrelated, their squares are not
+    apart = (vectors.T @ (draws - mean[:, None])) / np.sqrt(values)[:, None]
+    assert np.corrcoef(apart**2)[0, 1:].min() > 0.1
+
+
 def test_a_covariance_of_very_many_rows_is_refused():
     with pytest.raises(ValueError, match="would hold 10001\\^2 numbers"):
         quick().fit(X, Y).predict(np.zeros((10_001, 3)), return_cov=True)

@@ -45,3 +45,16 @@ def test_relevance_is_one_over_the_squared_lengthscale_and_a_quarter_of_it_for_i
     shares = {"a": 1 / 4, "t": (1 + 4) / 4, "b": 1 / 16 + 4 / 4}
     total = sum(shares.values())
     assert model.feature_relevance == pytest.approx({name: share / total for name, share in shares.items()}, rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [10, PRECISE_ROWS + 1])
+def test_tails_reach_the_predictions_of_all_blocks(rows):
+    model = fitted(torch.zeros(1, 1), numeric("a"))
+    X = np.linspace(-1, 1, rows)[:, None]
+    normal = model.predict(X)
+    assert np.isinf(normal.dof)
+    model.model.likelihood.tails.fill_(0.2)  # a model in float32: 1 / .2 to its digits
+    dist = model.predict(X)
+    assert dist.dof == model.dof == pytest.approx(5, rel=1e-6)
+    np.testing.assert_array_equal(dist.var, normal.var)
+    assert (model.interval(X, 0.999)[:, 1] > normal.interval(0.999)[:, 1]).all()

@@ -104,6 +104,24 @@ def test_intervals_of_the_normal_and_with_a_guarantee(tmp_path):
         graph_of(model.fitted_, 0.8)
 
 
+def test_intervals_of_a_student_and_with_a_guarantee(tmp_path):
+    model, new = fitted(), RNG.uniform(-3, 3, (50, 3))
+    normal = onnx.load_from_string(graph_of(model.fitted_, 0.99))
+    assert "dof" not in {prop.key for prop in normal.metadata_props}
+    model.fitted_.model.likelihood.tails.fill_(0.4)
+    for calibrated in (False, True):
+        if calibrated:
+            model.calibrate(X, Y)
+        export(model.fitted_, tmp_path / "model.onnx", interval=0.99, overwrite=True)
+        content = (tmp_path / "model.onnx").read_bytes()
+        found = run(content, {"X": new})
+        np.testing.assert_allclose(found["y_std"], model.predict_dist(new).std, rtol=1e-6)
+        expected = model.predict_interval(new, 0.99)
+        np.testing.assert_allclose(np.stack([found["y_lower"], found["y_upper"]], 1), expected, rtol=1e-5)
+    properties = {prop.key: prop.value for prop in onnx.load_from_string(content).metadata_props}
+    assert float(properties["dof"]) == model.fitted_.dof == pytest.approx(2.5)
+
+
 def small(**columns):
     rows = pd.DataFrame({"size": X[:, 0], "colour": RNG.choice(["red", "blue"], 120)} | columns)
     return fitted(rows, n_inducing=5, max_epochs=1), rows

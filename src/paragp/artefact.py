@@ -38,9 +38,11 @@ from paragp.gp.features import embedded, layers, sizes_of
 from paragp.gp.kernels import covariance, kernel_name
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
+from paragp.predictive import tails_in_words
 
 FORMAT, VERSION = "paragp model", 1
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
+TAILS = "likelihood.tails"
 SCORES = "calibration."  # how the names of a calibration's tensors begin
 CONFIG_LIMIT = 100 * 2**20  # bytes: more is not a config
 
@@ -250,6 +252,7 @@ def _assemble(
     calibration = _calibration(config["calibration"], tensors, names)
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(SCORES)}
     model = _model(config, tensors, d, features, mean)
+    tensors.setdefault(TAILS, torch.zeros_like(model.likelihood.tails))  # older folders have none: they are normal
     found, expected = _announced(tensors), _announced(model.state_dict())
     for name in sorted(found | expected):
         if found.get(name) != expected.get(name):
@@ -260,6 +263,8 @@ def _assemble(
     for name, tensor in tensors.items():
         if tensor.isnan().any() or (not name.endswith("_bound") and tensor.isinf().any()):  # a bound may be infinite
             raise ValueError(f"the tensor {name!r} holds NaN or infinite values")
+    if not 0 <= float(tensors[TAILS]) < 0.5:  # 1 / dof: a Student-t has a variance from 2 degrees of freedom on
+        raise ValueError(f"the tensor {TAILS!r} is {float(tensors[TAILS]):g}, not a number from 0 to below 1/2")
     p = model.X.shape[1] if isinstance(model, ExactGP) else model.family.Z.shape[1]
     if not all(bool(_kernel_values(kernel, p).isfinite().all()) for kernel in _kernels(model)):
         raise ValueError("the kernel gives NaN or infinite values")
@@ -516,10 +521,12 @@ def card(fitted: Fitted) -> str:
     """A page about the model, in Markdown."""
     label = {"exact": "Exact GP", "fitc": "FITC"}.get(fitted.method) or METHODS[fitted.method].label
     summary, scores = fitted.summary, fitted.summary.get("validation_scores") or {}
+    distribution = tails_in_words(fitted.dof)
+    kind = "normal distribution" if distribution is None else f"distribution ({distribution})"
     lines = [
         f"# A model of {_cell(fitted.target.name)}",
         "",
-        f"{label}, made by paragp {version('paragp')}. It predicts a normal distribution of "
+        f"{label}, made by paragp {version('paragp')}. It predicts a {kind} of "
         f"{_cell(fitted.target.name)} for each row: a mean, and a deviation with a part from the function and a part "
         "from noise.",
         "",

@@ -27,6 +27,7 @@ from paragp.gp.methods import PAPER
 from paragp.metrics import Scores
 from paragp.onnx import export as export_onnx
 from paragp.paper import commands, toy
+from paragp.predictive import tails_in_words
 from paragp.report import check_free, write_report
 from paragp.training.checkpoint import StoppedError
 from paragp.training.distributed import joined
@@ -332,7 +333,8 @@ def info(model: Model, as_json: AsJson = False) -> None:
     if as_json:
         _echo_json({
             "method": fitted.method, "target": config["target"], "library": config["library"], "summary": summary,
-            "noise_std": fitted.noise_std, "feature_relevance": relevance, "columns": config["columns"],
+            "noise_std": fitted.noise_std, "dof": fitted.dof, "feature_relevance": relevance,
+            "columns": config["columns"],
         })  # fmt: skip
         return
     typer.echo(f"{fitted.method} model of {target.name!r}, made by paragp {config['library']}")
@@ -348,6 +350,9 @@ def info(model: Model, as_json: AsJson = False) -> None:
     typer.echo(f"target: mean {target.mean:.6g}, deviation {target.deviation:.6g}")
     noise = fitted.noise_std
     typer.echo("noise: depends on the row" if noise is None else f"noise: deviation {noise:.6g}")
+    tails = tails_in_words(fitted.dof)
+    if tails is not None:
+        typer.echo(f"tails: {tails}")
     if relevance:
         typer.echo("relevance of the inputs:")
         for name, share in sorted(relevance.items(), key=lambda item: -item[1])[:20]:

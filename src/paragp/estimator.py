@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import math
 import numbers
 import os
 import time
@@ -530,7 +531,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         """The mean of y for each row; with `return_std` also the deviation of y (function and noise together), with
-        `return_cov` also the covariance of y over the rows (n, n)."""
+        `return_cov` also the covariance of y over the rows (n, n): both are y's own, also where its tails are not a
+        normal's."""
         if return_std and return_cov:
             raise ValueError("Choose one of return_std and return_cov.")
         X = self._table(X)
@@ -554,7 +556,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         """The central interval that holds y with probability `coverage`, (n, 2).
 
         After `calibrate` the coverage is guaranteed, whatever the model's faults; `guaranteed=False` gives the interval
-        of the model's normal distribution all the same, `guaranteed=True` insists.
+        of the model's own distribution all the same, `guaranteed=True` insists.
         """
         return self.fitted_.interval(self._table(X), coverage, guaranteed)
 
@@ -581,12 +583,20 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         return self.predict_dist(X).ppf(np.atleast_1d(alpha))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Joint draws of y over the rows, (n, n_samples). For independent draws: `predict_dist(X).sample(...)`."""
+        """Joint draws of y over the rows, (n, n_samples). For independent draws: `predict_dist(X).sample(...)`.
+
+        They have the covariance of `predict(X, return_cov=True)` and are normal or, where the model's distributions
+        are, Student-t: a draw that lies far out then does so in all rows.
+        """
         mean, covariance = self.predict(X, return_cov=True)
         rng = check_random_state(random_state)
         values, vectors = np.linalg.eigh(covariance)
         root = vectors * np.sqrt(values.clip(min=0))
-        return mean[:, None] + root @ rng.standard_normal((len(mean), n_samples))
+        draws = root @ rng.standard_normal((len(mean), n_samples))
+        dof = self.fitted_.dof
+        if math.isfinite(dof):  # a multivariate t: a draw's rows share the scale, sqrt(dof / chi^2) in deviations
+            draws *= np.sqrt((dof - 2) / rng.chisquare(dof, n_samples))
+        return mean[:, None] + draws
 
     def report(self, X: Any, y: Any, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write one HTML file that shows how good the model is on rows X with targets y, and where it is unsure.

@@ -50,7 +50,8 @@ class Fitted:
             rows = slice(start, start + len(x))
             mean[rows], function_var[rows], noise_var[rows] = dist.mean, dist.function_var, dist.noise_var
             start = rows.stop
-        return PredictiveDistribution(mean, function_var, noise_var).rescaled(self.target.mean, self.target.deviation)
+        dist = PredictiveDistribution(mean, function_var, noise_var, self.dof)
+        return dist.rescaled(self.target.mean, self.target.deviation)
 
     def predict_mean(self, X: Any) -> Array:
         """The mean alone: O(M) a row instead of O(M^2)."""
@@ -66,7 +67,8 @@ class Fitted:
     def interval(
         self, X: Any, coverage: float, guaranteed: bool | None = None, dist: PredictiveDistribution | None = None
     ) -> Array:
-        """The central interval of y for each row, (n, 2): with a guarantee, or as the model's normal has it.
+        """The central interval of y for each row, (n, 2): with a guarantee, or as the model's own
+        distribution has it.
 
         None: with a guarantee where the model was calibrated. `dist` is what `predict(X)` gave, if it is known.
         """
@@ -88,10 +90,15 @@ class Fitted:
         return None if by is None else group_keys(X, [column.name for column in self.columns].index(by))
 
     def covariance(self, X: Any) -> Array:
-        """The covariance of y over all rows of a table, (n, n), in the user's units."""
+        """The covariance of y over all rows of a table, (n, n), in the user's units, whatever the tails."""
         x = torch.cat([part.double() for part in self._inputs(X)])
         model, factor = self._prepared(torch.float64)
         return model.predict_covariance(x, factor=factor) * self.target.deviation**2
+
+    @property
+    def dof(self) -> float:
+        """The degrees of freedom of the predictive distributions' Student-t tails; inf: normal."""
+        return self.model.dof
 
     @property
     def noise_std(self) -> float | None:

@@ -59,7 +59,10 @@ def coverage(
 
 
 def z_scores(dist: PredictiveDistribution, y: ArrayLike) -> Array:
-    """(y - mean) / std per row; standard normal for a calibrated normal prediction (Fig eta)."""
+    """(y - mean) / std per row; standard normal for a calibrated normal prediction (Fig eta).
+
+    For one with a Student-t's tails it is `dist.normal_scores(y)` that is.
+    """
     return dist.z_scores(y)
 
 

@@ -55,7 +55,8 @@ def export(
     Inputs: one matrix "X" (n, d) in float64 where all columns are numbers, else each column by its name, (n, 1),
     numbers in float64 and categories as text ("" where missing). Outputs, (n,) each: y_mean, y_std, function_std,
     noise_std, and with `interval` y_lower and y_upper of that coverage, guaranteed where the model was calibrated
-    (by group: in each group of calibration rows; for text that is missing or new, over all of them).
+    (by group: in each group of calibration rows; for text that is missing or new, over all of them). y_std is the
+    deviation whatever the tails; where they are a Student-t's, its degrees of freedom are the metadata's "dof".
     """
     for name in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
@@ -159,7 +160,8 @@ def graph_of(fitted: Fitted, interval: float | None = None) -> bytes:
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=IR_VERSION, producer_name="paragp")
     model.producer_version = version("paragp")
-    helper.set_model_props(model, {"method": fitted.method, "target": target.name})
+    tails = {} if math.isinf(fitted.dof) else {"dof": repr(fitted.dof)}
+    helper.set_model_props(model, {"method": fitted.method, "target": target.name} | tails)
     checker.check_model(model)
     return bytes(model.SerializeToString())
 
@@ -229,8 +231,7 @@ def _reach(g: _Graph, fitted: Fitted, level: float, matrix: bool) -> str:
     """How many deviations the interval reaches to each side: a number, or one for each row by its group, (n,)."""
     calibration = fitted.calibration
     if calibration is None:
-        standard = PredictiveDistribution(np.zeros(1), np.ones(1), np.zeros(1))
-        return g.const(standard.interval(level)[0, 1])
+        return g.const(PredictiveDistribution.standard(fitted.dof).interval(level)[0, 1])
     if calibration.by is None:
         return g.const(float(calibration.factor(level)))
     if matrix or not _is_category(fitted, calibration):

@@ -1,11 +1,16 @@
 """ParametricGP and the registry: starting points, checks at the border, what is the paper's."""
 
+import copy
+import math
+import pickle
+
 import gpytorch
 import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
+from paragp.gp.exact import ExactGP
 from paragp.gp.families import Coupled
 from paragp.gp.kernels import KERNELS, covariance, make_kernel
 from paragp.gp.methods import GAMMAS, METHODS, PP_BETA, VI_BETA
@@ -57,6 +62,26 @@ def test_noise_stays_above_its_floor():
     assert NOISE_FLOOR == 1e-4
     with pytest.raises(ValueError, match="above its floor"):
         METHODS["svgp"].model("rbf", randn(3, 2), noise=1e-5)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: METHODS["ppgpr-mfd"].model("rbf", randn(3, 2)),
+    lambda: ExactGP(make_kernel("rbf", 2), randn(6, 2), randn(6)),
+])  # fmt: skip
+def test_tails_are_of_the_state_and_reach_predictions(make):
+    model, x = make(), randn(4, 2)
+    assert model.dof == model.predict(x).dof == math.inf
+    old = {name: value.clone() for name, value in model.state_dict().items() if name != "likelihood.tails"}
+    model.likelihood.tails.fill_(0.25)
+    for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model).float().double()):
+        assert same.dof == same.predict(x).dof == 4.0
+    other = make()
+    other.load_state_dict(model.state_dict())
+    assert other.dof == 4.0
+    np.testing.assert_array_equal(other.predict(x).var, model.predict(x).var)
+    other.load_state_dict(old)  # of before there were tails: a checkpoint, say
+    assert other.dof == math.inf
+    assert "likelihood.tails" not in old
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -18,3 +18,11 @@ def calibrated():
 @pytest.fixture(scope="session")
 def hostile():
     return quick(max_epochs=2).fit(*hostile_table())
+
+
+@pytest.fixture(scope="session")
+def heavy():
+    """A model whose tails are those of a Student-t."""
+    model = quick(max_epochs=2).fit(*table())
+    model.fitted_.model.likelihood.tails.fill_(0.4)
+    return model

@@ -46,6 +46,18 @@ def test_scores_and_coverage_are_those_of_all_rows(model, data, facts):
     assert facts.pit.tolist() == np.histogram(pit, bins=20, range=(0, 1))[0].tolist()
 
 
+def test_coverage_and_scores_are_those_of_the_tails(heavy, data):
+    X, y = data
+    dist, facts = heavy.predict_dist(X), gathered(heavy.fitted_, X, y, size=100)
+    for level, share in zip(LEVELS, facts.covered, strict=True):
+        low, high = dist.interval(level).T
+        assert share == np.mean((low <= y) & (y <= high))
+    pit = stats.t.cdf(y, 2.5, dist.mean, dist.std * np.sqrt(0.5 / 2.5))
+    assert facts.pit.tolist() == np.histogram(pit, bins=20, range=(0, 1))[0].tolist()
+    np.testing.assert_allclose(facts.sample.normal_scores, stats.norm.ppf(pit), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(facts.sample.dist.interval(0.9), dist.interval(0.9), rtol=1e-12)
+
+
 def test_few_rows_have_fewer_bins(model, data):
     X, y = data
     assert len(gathered(model.fitted_, X[:50], y[:50]).pit) == 10

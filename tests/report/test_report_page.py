@@ -13,7 +13,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from gpytorch.kernels import LinearKernel
-from scipy.stats import norm
+from scipy.stats import kstest, norm, t
 from typer.testing import CliRunner
 
 from paragp import ParametricGPRegressor
@@ -126,6 +126,20 @@ def test_it_says_what_the_scores_say(calibrated, data, page):
     z = np.sort((y - mean) / std)
     gaps = [np.abs(np.arange(251)[start : start + 250] / 250 - norm.cdf(z)).max() for start in (0, 1)]
     assert f"Kolmogorov-Smirnov distance {max(gaps):.3g}" in page.words
+
+
+def test_it_says_what_the_tails_are(heavy, data, page, tmp_path):
+    assert "Student-t" not in page.words
+    assert "z-scores beside the normal distribution" in page.words
+    assert "a calibrated normal, 0.8 deviations" in page.words
+    X, y = data
+    found, dist = made(heavy, X, y, tmp_path / "report.html").words, heavy.predict_dist(X)
+    assert "250 rows of data; tails: Student-t with 2.5 degrees of freedom" in found
+    assert "normal scores beside the normal distribution" in found
+    scores = norm.ppf(t.cdf(y, 2.5, dist.mean, dist.std * np.sqrt(0.5 / 2.5)))
+    assert f"Kolmogorov-Smirnov distance {kstest(scores, norm.cdf).statistic:.3g}" in found
+    expected = 2 * t.expect(lambda x: x, (2.5,), lb=0) * np.sqrt(0.5 / 2.5)
+    assert f"a calibrated Student-t, {expected:.2g} deviations" in found
 
 
 def test_a_better_score_is_marked_by_a_word(page):

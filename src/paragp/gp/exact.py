@@ -93,6 +93,11 @@ class ExactGP(nn.Module):
         return self.likelihood()
 
     @property
+    def dof(self) -> float:
+        """The degrees of freedom of the predictive distributions' Student-t tails; inf: normal."""
+        return self.likelihood.dof
+
+    @property
     def kernel_scale(self) -> float:
         """The prior deviation sigma_k of the latent function."""
         return prior_deviation(self.kernel, self.X[:CHUNK])
@@ -119,15 +124,19 @@ class ExactGP(nn.Module):
 
     @torch.no_grad()
     def predict(self, x: Tensor, *, factor: Factor | None = None, chunk: int = 512) -> PredictiveDistribution:
-        """The exact posterior predictive distribution at x (n, d), in chunks of rows."""
+        """The exact posterior predictive distribution at x (n, d), in chunks of rows.
+
+        With a finite `dof` it is the Student-t of the same mean and variance.
+        """
         check_inputs(x, self.X.shape[1], self.X.dtype)
         check_finite(x, "x")
         factor = self.factorise() if factor is None else factor
-        return predictive((self._moments(rows, factor) for rows in x.split(chunk)), self.noise, len(x))
+        parts = (self._moments(rows, factor) for rows in x.split(chunk))
+        return predictive(parts, self.noise, len(x), dof=self.dof)
 
     @torch.no_grad()
     def predict_covariance(self, x: Tensor, *, factor: Factor | None = None) -> np.ndarray:
-        """The covariance of y over all rows of x (n, d), shape (n, n)."""
+        """The covariance of y over all rows of x (n, d), whatever the tails; shape (n, n)."""
         check_inputs(x, self.X.shape[1], self.X.dtype)
         factor = self.factorise() if factor is None else factor
         K_Nx = covariance(self.kernel, self.X, x)  # (N, n)

@@ -61,6 +61,11 @@ class ParametricGP(nn.Module):
         return self.likelihood()
 
     @property
+    def dof(self) -> float:
+        """The degrees of freedom of the predictive distributions' Student-t tails; inf: normal."""
+        return self.likelihood.dof
+
+    @property
     def kernel_scale(self) -> float:
         """The prior deviation sigma_k of the latent function (over the inducing points, if it varies)."""
         return prior_deviation(self.family.variance_kernel(self.kernel), self.family.Z)
@@ -99,16 +104,20 @@ class ParametricGP(nn.Module):
     def predict(self, x: Tensor, *, factor: Any = None, chunk: int = CHUNK) -> PredictiveDistribution:
         """p(y | x) = N(y | mean, sigma_f(x)^2 + sigma_obs^2) (Eqn preddist2), in chunks of rows.
 
+        With a finite `dof` it is the Student-t of the same mean and variance.
         Pass `factor=model.factorise()` to share the factorisation between calls.
         """
         factor = self.factorise() if factor is None else factor
         embedded = self._embedded(x, chunk)
         parts = (self.family.moments(factor, self.kernel, h) for h in embedded)
-        return predictive(parts, self.noise, len(x), svar_is_noise=self.noise_by_row)
+        return predictive(parts, self.noise, len(x), svar_is_noise=self.noise_by_row, dof=self.dof)
 
     @torch.no_grad()
     def predict_covariance(self, x: Tensor, *, factor: Any = None) -> np.ndarray:
-        """The covariance of y over all rows of x: the function's, plus noise on the diagonal; shape (n, n)."""
+        """The covariance of y over all rows of x: the function's, plus noise on the diagonal; shape (n, n).
+
+        It is the covariance itself whatever the tails, not a Student-t's scale matrix.
+        """
         factor = self.factorise() if factor is None else factor
         h = torch.cat(list(self._embedded(x, CHUNK)))
         return with_noise(self.family.function_covariance(factor, self.kernel, h), self.noise)
@@ -129,11 +138,15 @@ class ParametricGP(nn.Module):
 
 
 class Noise(nn.Module):
-    """The variance sigma_obs^2 of the observation noise: softplus(raw) + floor.
+    """The variance sigma_obs^2 of the observation noise: softplus(raw) + floor; and the tails of y's distribution.
 
-    >>> Noise(0.25)().item()
-    0.25
+    `tails` is 1 / dof of a Student-t, which is 0 for the normal and always finite.
+
+    >>> Noise(0.25)().item(), Noise(0.25).dof
+    (0.25, inf)
     """
+
+    tails: Tensor  # a scalar in [0, 1/2)
 
     def __init__(self, variance: float = INITIAL_NOISE, *, floor: float = NOISE_FLOOR) -> None:
         super().__init__()
@@ -142,18 +155,31 @@ class Noise(nn.Module):
         self.floor = floor
         self.raw = nn.Parameter(torch.empty(()))
         self.start(variance)
+        self.register_buffer("tails", torch.zeros(()))
+        self.register_load_state_dict_pre_hook(_normal_unless_said)
 
     def start(self, variance: float) -> None:
         """Set the variance."""
         above = variance - self.floor
         nn.init.constant_(self.raw, above + math.log(-math.expm1(-above)))  # softplus, inverted
 
+    @property
+    def dof(self) -> float:
+        """The degrees of freedom of a Student-t; inf: normal."""
+        tails = float(self.tails)
+        return 1 / tails if tails else math.inf
+
     def forward(self) -> Tensor:
         return softplus(self.raw) + self.floor
 
 
+def _normal_unless_said(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+    """States of before there were tails (of checkpoints, say) are of normal distributions."""
+    state.setdefault(f"{prefix}tails", torch.zeros(()))
+
+
 def predictive(
-    parts: Iterable[Moments], noise: Tensor, n: int, *, svar_is_noise: bool = False
+    parts: Iterable[Moments], noise: Tensor, n: int, *, svar_is_noise: bool = False, dof: float = math.inf
 ) -> PredictiveDistribution:
     """The distribution of y (Eqn preddist2) from the moments of consecutive chunks of n rows."""
     mean, function_var, noise_var = np.empty(n), np.empty(n), np.full(n, float(noise))
@@ -165,7 +191,7 @@ def predictive(
         if svar_is_noise:
             noise_var[rows] += q.svar.numpy(force=True)
         start = rows.stop
-    return PredictiveDistribution(mean, function_var, noise_var)
+    return PredictiveDistribution(mean, function_var, noise_var, dof)
 
 
 def with_noise(function_covariance: Tensor, noise: Tensor) -> np.ndarray:

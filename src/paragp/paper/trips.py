@@ -21,7 +21,7 @@ from sklearn.datasets import load_diabetes
 from paragp.data.datasets import FLOOR, Split, Table, split
 from paragp.data.files import read_table
 from paragp.gp.methods import METHODS, Method
-from paragp.metrics import coverage, z_scores
+from paragp.metrics import coverage
 from paragp.paper import figures, protocol, tables
 from paragp.paper.dropout import SIZES, MCDropoutRegressor
 from paragp.paper.protocol import Spec
@@ -176,7 +176,7 @@ def _dropout(spec: Spec, sizes: tuple[int, ...], parts: Split, tick: Tick) -> tu
 def calibration(dist: PredictiveDistribution, y: Array) -> dict[str, Any]:
     """Scores, what intervals cover, and how far the z-scores are from normal: Kolmogorov-Smirnov's largest difference
     of the distributions, and Cramér-von Mises' mean squared one."""
-    z = z_scores(dist.floored(FLOOR), y)
+    z = dist.floored(FLOOR).normal_scores(y)
     found = scores(dist, y)
     found |= {f"coverage_{level:g}": coverage(dist.floored(FLOOR), y, level=level) for level in LEVELS}
     found |= {"ks": float(kstest(z, norm.cdf).statistic), "cvm": float(cramervonmises(z, norm.cdf).statistic) / len(z)}

@@ -153,16 +153,16 @@ def _axes(svg: Svg, x: tuple[float, float], y: tuple[float, float], x_title: str
 # --- calibration ---
 
 
-def normal_cdf(z: Array, distance: float) -> str:
-    """The distribution of z-scores beside the normal one."""
-    svg = Svg(f"Distribution of the z-scores beside the normal one; the largest gap is {number(distance, 3)}.")
-    across, up = _axes(svg, (-CDF_LIMIT, CDF_LIMIT), (0.0, 1.0), "z-score", "share of rows below")
+def normal_cdf(z: Array, distance: float, name: str = "z-score") -> str:
+    """The distribution of scores that should be normal beside the normal one."""
+    svg = Svg(f"Distribution of the {name}s beside the normal one; the largest gap is {number(distance, 3)}.")
+    across, up = _axes(svg, (-CDF_LIMIT, CDF_LIMIT), (0.0, 1.0), name, "share of rows below")
     grid = np.linspace(-CDF_LIMIT, CDF_LIMIT, 161)
     found = shares_below(z, grid)
     svg.path([(across(at), up(share)) for at, share in zip(grid, ndtr(grid), strict=True)], "line ideal")
     svg.path([(across(at), up(share)) for at, share in zip(grid, found, strict=True)], "line model")
     for at, share in zip(CDF_STEPS, shares_below(z, CDF_STEPS), strict=True):
-        tip = f"z below {at:g}: {percent(share)} of the rows, {percent(float(ndtr(at)))} expected"
+        tip = f"{name} below {at:g}: {percent(share)} of the rows, {percent(float(ndtr(at)))} expected"
         svg.add("circle", cx=across(at), cy=up(share), r=3, class_="dot model", data_tip=tip)
     return str(svg)
 
@@ -209,10 +209,9 @@ def coverage(levels: Array, covered: Array, rows: int) -> str:
 # --- where the uncertainty is ---
 
 
-def deviation_and_error(bins: Sequence[Bin]) -> str:
-    """Mean absolute error against predicted deviation, by decile, beside the line of a calibrated normal."""
-    svg = Svg("Mean absolute error against predicted deviation, beside what a calibrated normal has.")
-    slope = math.sqrt(2 / math.pi)
+def deviation_and_error(bins: Sequence[Bin], slope: float) -> str:
+    """Mean absolute error against predicted deviation, by decile, beside the line of a calibrated model."""
+    svg = Svg("Mean absolute error against predicted deviation, beside what a calibrated model has.")
     left, right = widened(min(each.deviation for each in bins), max(each.deviation for each in bins))
     left = 0.0 if left < 0.4 * right else left
     top = 1.08 * max(slope * right, *(each.error + each.error_margin for each in bins))

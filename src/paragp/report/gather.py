@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from paragp.checks import check_spread
 from paragp.data.tables import Array, Coded, Column, read_columns
@@ -61,8 +60,8 @@ class Sample:
     inputs: Array  # (n, k), of the important columns: numbers, or positions among the categories; NaN where missing
 
     @property
-    def z(self) -> Array:
-        return self.dist.z_scores(self.y)
+    def normal_scores(self) -> Array:
+        return self.dist.normal_scores(self.y)
 
     @property
     def error(self) -> Array:
@@ -185,7 +184,8 @@ class Gathering:
         constant = PredictiveDistribution(np.full(n, target.mean), np.zeros(n), np.array(target.deviation**2))
         self.baseline.add(constant, y)
         distance = np.sort(np.abs(dist.z_scores(y)))
-        self.covered += np.searchsorted(distance, ndtri((1 + LEVELS) / 2), side="right")
+        reach = PredictiveDistribution.standard(dist.dof).ppf((1 + LEVELS) / 2)[0]
+        self.covered += np.searchsorted(distance, reach, side="right")
         bins = np.minimum((dist.cdf(y) * PIT_BINS).astype(np.int64), PIT_BINS - 1)
         self.pit += np.bincount(bins, minlength=PIT_BINS)
         for level in list(self.guaranteed):
@@ -225,7 +225,7 @@ class Gathering:
     def _sampled(self) -> Sample:
         kept = self._kept[np.argsort(self._kept[:, 1])]
         keys, row, y, mean, function_var, noise_var = kept[:, :6].T
-        dist = PredictiveDistribution(mean, function_var, noise_var)
+        dist = PredictiveDistribution(mean, function_var, noise_var, self.fitted.dof)
         return Sample(row.astype(np.int64), np.argsort(keys), y, dist, kept[:, 6:])
 
 

@@ -7,6 +7,7 @@ import math
 import platform
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from paragp.fitted import Fitted
 from paragp.gp.kernels import KERNELS
 from paragp.gp.methods import METHODS
 from paragp.metrics import METRICS
+from paragp.predictive import PredictiveDistribution, tails_in_words
 from paragp.report import charts
 from paragp.report.bins import Bin, by_deviation, by_input, expected_counts, margin
 from paragp.report.gather import FAR, LEVELS, ColumnFacts, Facts
@@ -91,6 +93,7 @@ def render(fitted: Fitted, facts: Facts, target: str, commands: Sequence[str]) -
         policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
         method=_label(fitted.method),
+        tails=tails_in_words(fitted.dof),
         parts=PARTS,
         target=target,
         facts=facts,
@@ -208,7 +211,7 @@ def _sampled(facts: Facts) -> str:
 
 
 def _calibration(facts: Facts) -> list[Figure]:
-    z = facts.sample.z
+    z, (name, meaning) = facts.sample.normal_scores, _scores_in_words(facts.sample.dist)
     distance, chance = float(kstest(z, "norm", method="asymp").statistic), 1.36 / math.sqrt(len(z))
     steps = charts.CDF_STEPS
     found = zip(steps.tolist(), charts.shares_below(z, steps).tolist(), ndtr(steps).tolist(), strict=True)
@@ -216,12 +219,12 @@ def _calibration(facts: Facts) -> list[Figure]:
     bins = len(facts.pit)
     return [
         Figure(
-            "z-scores beside the normal distribution", charts.normal_cdf(z, distance),
-            f"Solid: the model's z-scores; dashed: the normal distribution. Kolmogorov-Smirnov distance "
+            f"{name}s beside the normal distribution", charts.normal_cdf(z, distance, name),
+            f"Solid: the model's {name}s{meaning}; dashed: the normal distribution. Kolmogorov-Smirnov distance "
             f"{number(distance, 3)}; up to {number(chance, 2)} comes by chance in 95 % of all cases. "
             + _sampled(facts),
             Table(
-                ["z", "share of rows below", "expected"],
+                [name, "share of rows below", "expected"],
                 [[f"{at:g}", percent(share), percent(normal)] for at, share, normal in found],
             ),
         ),
@@ -249,6 +252,13 @@ def _calibration(facts: Facts) -> list[Figure]:
     ]  # fmt: skip
 
 
+def _scores_in_words(dist: PredictiveDistribution) -> tuple[str, str]:
+    """What the scores are called that are standard normal if the model is right, and how they come about."""
+    if math.isinf(dist.dof):
+        return "z-score", ""
+    return "normal score", " (where each target's predicted probability lies in a standard normal distribution)"
+
+
 def _guaranteed(fitted: Fitted, facts: Facts) -> dict[str, Any] | None:
     """Intervals with a guarantee beside the model's own, where the model was calibrated."""
     if fitted.calibration is None:
@@ -268,12 +278,13 @@ def _uncertainty(fitted: Fitted, facts: Facts) -> list[Figure]:
     sample, bins = facts.sample, by_deviation(facts.sample)
     noise, spread = facts.scores["noise_fraction"], facts.scores["sharpness"]
     whole = Bin("all rows", facts.rows, spread, facts.scores["mae"], 0.0, noise)
-    slope = math.sqrt(2 / math.pi)
+    slope = float(PredictiveDistribution.standard(fitted.dof).expected_error[0])
+    calibrated = "normal" if math.isinf(fitted.dof) else "Student-t"
     found = [
         Figure(
-            "Predicted deviation and error", charts.deviation_and_error(bins),
+            "Predicted deviation and error", charts.deviation_and_error(bins, slope),
             "Rows by deciles of their predicted deviation, with two standard errors. Dashed: the mean error of a "
-            "calibrated normal, 0.8 deviations. " + _sampled(facts),
+            f"calibrated {calibrated}, {number(slope, 2)} deviations. " + _sampled(facts),
             Table(
                 ["predicted deviation", "rows", "mean deviation", "mean error", "expected error"],
                 [
@@ -318,9 +329,8 @@ def _relevance(fitted: Fitted) -> Figure | None:
 def _predictions(facts: Facts) -> Figure:
     sample = facts.sample
     chosen = np.sort(sample.order[:MOST_DRAWN])
-    dist = type(sample.dist)(
-        *(part[chosen] for part in (sample.dist.mean, sample.dist.function_var, sample.dist.noise_var))
-    )
+    parts = {name: getattr(sample.dist, name)[chosen] for name in ("mean", "function_var", "noise_var")}
+    dist = replace(sample.dist, **parts)
     row, y, bounds = sample.row[chosen], sample.y[chosen], dist.interval(0.9)
     drawn = "" if len(chosen) == facts.rows else f" A uniform sample of {count(len(chosen))} out of {facts.rows:,}."
     table = Table(
@@ -413,6 +423,7 @@ def _settings(fitted: Fitted) -> list[tuple[str, str]]:
     summary = {"method": fitted.method, **fitted.summary}
     parameters = summary.pop("parameters", {})
     summary.pop("validation_scores", None)
+    summary["tails"] = tails_in_words(fitted.dof) or "normal"
     found = {name.replace("_", " "): value for name, value in summary.items()}
     found |= {f"parameter {name}": value for name, value in parameters.items()}
     return [(shown(name, 60), _value(value)) for name, value in found.items()]
