@@ -41,8 +41,8 @@ def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
     train_rows, test_rows, valid_rows = (tensors(part) for part in parts)
     generator = torch.Generator().manual_seed(options.seed)
     settings = Settings(
-        METHODS[method], n_inducing=options.M_mean or options.M, n_inducing_variance=options.M,
-        recipe=RECIPES[options.recipe], beta=options.beta,
+        METHODS[method], n_inducing=options.M_mean or options.M, recipe=RECIPES[options.recipe], beta=options.beta,
+        n_inducing_variance=options.M if options.M_mean else None,
     )  # fmt: skip
     curve, paused, start = [], 0.0, time.perf_counter()
 

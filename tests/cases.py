@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from paragp.data.rows import Data
+from paragp.gp.covariances import LogNearest
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
 
@@ -39,6 +40,8 @@ def random_model(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=noise, dtype=float64))
+        if isinstance(model.family.S, LogNearest):
+            model.family.S.power.fill_(1.7)
     return model.to(dtype)
 
 

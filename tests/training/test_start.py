@@ -10,7 +10,7 @@ from paragp.gp.kernels import make_kernel
 from paragp.gp.linalg import NotPositiveDefiniteError, log_density
 from paragp.gp.model import INITIAL_NOISE
 from paragp.training import start
-from paragp.training.start import fit_kernel, stretch
+from paragp.training.start import NEAR, choose_kernel, stretch
 
 from cases import generator, randn
 
@@ -22,7 +22,7 @@ def rows(n=200, d=3):
 
 def fitted(data, rows=200):
     kernel = make_kernel("matern52", data.x.shape[1]).double()
-    return kernel, fit_kernel(kernel, data, rows=rows, iterations=60, generator=generator())
+    return choose_kernel([kernel], data, rows=rows, iterations=60, generator=generator(), deviation=NEAR)
 
 
 def test_what_matters_gets_a_short_lengthscale_and_the_noise_is_found():

@@ -17,10 +17,11 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from paragp.gp.linalg import dense_form, dense_moments, moments, rooted_moments, whiten
+from paragp.gp.linalg import dense_form, dense_moments, moments, rooted_moments, unwhiten, whiten
 from paragp.gp.moments import Moments
 
 INITIAL_LEVEL = 0.1  # of noise that depends on the row, as a variance in standardised units
+LARGEST_POWER = 64.0  # of what is not known near inducing points: beyond, it is zero but far from all of them
 LARGEST_LOG = 20.0  # of it: beyond, the exponential may overflow
 WITHIN = 0.999  # of the limit a / (a - 1) that a divergence of order a > 1 sets to S'
 SHRINK = 0.98  # of L, until S' is within it
@@ -39,6 +40,10 @@ class Covariance(nn.Module, ABC):
     def form(self, W: Tensor) -> Tensor | None:
         """What `moments` needs beside W = Lam^-1, the same for all batches."""
         return None
+
+    def rest(self, R: Tensor, ktilde: Tensor) -> Tensor:
+        """What the prior leaves between rows, R = K - A^T A (n, n), with the diagonal `ktilde` of `moments`."""
+        return R
 
     @abstractmethod
     def moments(self, W: Tensor, E: Tensor | None, K_Mb: Tensor, k_diag: Tensor, w: Tensor | None) -> Moments:
@@ -219,6 +224,43 @@ class LogLinear(Covariance):
 
     def precision(self, order: float) -> Tensor:
         return torch.eye(len(self.a)).to(self.a)
+
+
+class LogNearest(LogLinear):
+    """As `LogLinear`, with a prior's part that the nearest inducing point tells, so that no row costs O(M^2):
+
+        ktilde_i = k_ii u_i^p,   u_i = 1 - max_j (k_ij / k_ii)^2.
+
+    For a stationary kernel, k_ii u_i is what the process would still not know at x_i if it knew its value at that point
+    alone. The power p keeps it out of the way among the points, where the noise is learned, and leaves the prior's
+    variance far from all.
+    """
+
+    power: Tensor
+
+    def __init__(self, M: int) -> None:
+        super().__init__(M)
+        self.register_buffer("power", torch.tensor(LARGEST_POWER))
+
+    def form(self, W: Tensor) -> Tensor:
+        """The features' weights in k(Z, x), W^T a; shape (M,)."""
+        return unwhiten(W, self.a)
+
+    def moments(self, W: Tensor, E: Tensor | None, K_Mb: Tensor, k_diag: Tensor, w: Tensor | None) -> Moments:
+        weights = self.form(W) if E is None else E
+        mean = K_Mb.new_zeros(K_Mb.shape[1]) if w is None else w @ K_Mb
+        level = (weights @ K_Mb + self.b).clamp(max=LARGEST_LOG).exp()
+        return Moments(mean, k_diag * unknown(K_Mb, k_diag) ** self.power, level)
+
+    def rest(self, R: Tensor, ktilde: Tensor) -> Tensor:
+        scale = (ktilde / R.diagonal().clamp_min(torch.finfo(R.dtype).tiny)).sqrt()
+        return scale[:, None] * R * scale
+
+
+def unknown(K_Mb: Tensor, k_diag: Tensor) -> Tensor:
+    """1 - max_j (k_ij / k_ii)^2, between zero at a point of Z and one far from all, for k(Z, x) (M, b); shape (b,)."""
+    near = K_Mb.abs().amax(0) / k_diag.clamp_min(torch.finfo(k_diag.dtype).tiny)
+    return (1 - near.square()).clamp(0, 1)
 
 
 def _log_abs(scale: Tensor) -> Tensor:

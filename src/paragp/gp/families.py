@@ -48,9 +48,10 @@ class Family(nn.Module, ABC):
 
     def function_covariance(self, factor: Any, kernel: Kernel, h: Tensor) -> Tensor:
         """The covariance over all rows of h (n, d) that goes with ktilde + svar, without a gradient; shape (n, n)."""
+        ktilde = self.moments(factor, kernel, h).ktilde
         kernel = self.variance_kernel(kernel)
         A = factor.W @ covariance(kernel, self.variance_points, h)  # (M, n)
-        return covariance(kernel, h, h) - A.T @ A + self.S.joint(A)
+        return self.S.rest(covariance(kernel, h, h) - A.T @ A, ktilde) + self.S.joint(A)
 
     @property
     def variance_points(self) -> Tensor:

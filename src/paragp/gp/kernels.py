@@ -138,6 +138,15 @@ def lengthscales(kernel: Kernel, d: int) -> np.ndarray | None:
     return np.broadcast_to(base.lengthscale.detach().double().numpy(force=True).reshape(-1), (d,))
 
 
+def evened(kernel: Kernel, d: int) -> Kernel | None:
+    """A copy whose lengthscales are where they start, the same for all inputs; None for a kernel made otherwise."""
+    if _stationary_parts(kernel) is None or lengthscales(kernel, d) is None:
+        return None
+    even = copy.deepcopy(kernel)
+    even.base_kernel.lengthscale = initial_lengthscale(d)
+    return even
+
+
 def _in_float64(kernel: Kernel, evaluate: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """A GPyTorch kernel evaluated in float64 and rounded: its distances lose their digits as ours would."""
 

@@ -43,6 +43,7 @@ COLOURS = {  # told apart in print and by colour-blind readers
     "map": "#999999", "svgp": "#0072b2", "gamma-robust": "#56b4e9", "od-svgp": "#009e73", "vfitc": "#cc79a7",
     "ppgpr-delta": "#f0c040", "ppgpr-mf": "#e69f00", "ppgpr-chol": "#8a3b12", "ppgpr-mfd": "#d55e00",
     "od-vfitc": "#7f2f66", "ppgpr-mfd-2k": "#ff9f7a", "ppgpr-chol-2k": "#c08a6a", "ppgpr-log": "#a3001b",
+    "two-stage": "#e6007e",
     "ppgpr-gamma": "#b8b800", "bb-alpha": "#00429d", "bb-alpha-u": "#5fb8a5",
     "exact": "#000000", "raissi": "#7a5195",
     RAISSI_AS_PUBLISHED: "#c4a7e0",

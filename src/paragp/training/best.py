@@ -13,7 +13,7 @@ import torch
 from paragp.data.rows import Data
 from paragp.gp.model import ParametricGP
 from paragp.metrics import crps, nll, rmse
-from paragp.predictive import Array
+from paragp.predictive import Array, PredictiveDistribution
 from paragp.training.distributed import ALONE, Group
 from paragp.training.loop import Epoch
 
@@ -26,6 +26,14 @@ class Trial(NamedTuple):
     beta: float
     gamma: float | None = None
     bb_alpha: float | None = None
+
+
+def scored(dist: PredictiveDistribution, rows: Data, group: Group) -> dict[str, float]:
+    """How well the rows' targets were predicted; all processes of a group have the first one's scores."""
+    y, weights = rows.y.double().numpy(force=True), None if rows.weights is None else rows.weights.numpy(force=True)
+    scores = torch.tensor([metric(dist, y, weights) for metric in (nll, rmse, crps)], dtype=torch.float64)
+    group.agree([scores])
+    return dict(zip(("nll", "rmse", "crps"), scores.tolist(), strict=True))
 
 
 class Best:
@@ -83,12 +91,7 @@ class Best:
         self.group.agree(list(model.state_dict().values()))
         if self.validation is None:
             return {}
-        x, y, weights = self.validation
-        dist = model.predict(x)
-        targets, copies = y.double().numpy(force=True), None if weights is None else weights.numpy(force=True)
-        scores = torch.tensor([metric(dist, targets, copies) for metric in (nll, rmse, crps)], dtype=torch.float64)
-        self.group.agree([scores])
-        return dict(zip(("nll", "rmse", "crps"), scores.tolist(), strict=True))
+        return scored(model.predict(self.validation.x), self.validation, self.group)
 
     def after(self, record: Epoch) -> bool:
         """Takes note of an epoch; whether it was the last."""

@@ -25,7 +25,7 @@ from gpytorch.kernels import Kernel
 from torch import nn
 
 from paragp.data.rows import Data, Rows
-from paragp.gp.covariances import LogLinear
+from paragp.gp.covariances import LogLinear, LogNearest
 from paragp.gp.features import collapsed, draw_weights, embedded, layers, network
 from paragp.gp.kernels import make_kernel
 from paragp.gp.methods import Method
@@ -37,7 +37,8 @@ from paragp.training.distributed import ALONE, Group
 from paragp.training.inducing import starting_points
 from paragp.training.loop import DECAY, Config, Epoch, Position, Standing, TrainingDivergedError, cosine, fit, steps
 from paragp.training.solves import solve
-from paragp.training.start import fit_kernel, stretch
+from paragp.training.stages import fits, solve_in_stages
+from paragp.training.start import FAR, NEAR, choose_kernel, stretch
 
 FULL_BATCH = 1000  # rows: up to here a batch is the whole table
 COOL_SHARE, COOL_RATE = 0.3, 0.3  # of the epochs and of the learning rate, after patience ended the first training
@@ -45,6 +46,9 @@ SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
 PATIENCE_SHARE, LEAST_PATIENCE = 0.05, 2  # of the epochs, in what follows the first training: it helps soon or never
 ROWS_OF_THE_PRIOR = 100  # PPGPR's beta_reg starts near this over the number of rows
 NETWORK_RATE = 0.001
+SMOOTHNESSES = ("matern52", "matern32")  # that kernel="auto" chooses from, where training is by solves
+# Of the mean, where training is by solves: up to so many times n_inducing, while rows times points^2 are at most
+MOST_MEAN_POINTS, SOLVE_COST = 8, 2e12
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
 
 
@@ -120,7 +124,7 @@ class Settings:
     """What to train. None means: choose from the data."""
 
     method: Method
-    kernel: str | Kernel = "matern52"
+    kernel: str | Kernel = "auto"
     n_inducing: int = 1000
     n_inducing_variance: int | None = None
     features: nn.Module | Sequence[int] | None = None  # before the kernel: a module, or the sizes of a network
@@ -137,8 +141,31 @@ class Settings:
     recipe: Recipe = RECIPES["auto"]
 
     @property
+    def staged(self) -> bool:
+        """Whether training is by solves alone."""
+        return self.method.stages and self.recipe.solves and self.features is None and self.mean is None
+
+    @property
     def stops(self) -> bool:
-        return self.recipe.stops if self.early_stopping is None else self.early_stopping
+        return self.staged or (self.recipe.stops if self.early_stopping is None else self.early_stopping)
+
+    @property
+    def kernels(self) -> Sequence[str | Kernel]:
+        """Those that a sample of rows chooses from."""
+        if self.kernel != "auto":
+            return [self.kernel]
+        return SMOOTHNESSES if self.staged else SMOOTHNESSES[:1]
+
+    def points(self, n: int) -> list[int]:
+        """How many inducing points each set has: of the mean, or of all, and of the variance."""
+        M, M_variance = self.n_inducing, self.n_inducing_variance or self.n_inducing
+        if self.mean is not None:
+            return [M_variance]
+        if not self.method.two_sets:
+            return [M]
+        if self.staged and self.n_inducing_variance is None:
+            M = round(min(MOST_MEAN_POINTS * M, max(M, math.sqrt(SOLVE_COST / n))))
+        return [M, M_variance]
 
     def config(self, n: int) -> Config:
         """The loop's settings for n rows."""
@@ -211,6 +238,8 @@ def departure(trial: Trial, first: Trial) -> dict[str, float]:
 def total_epochs(settings: Settings, n: int, searching: bool) -> int:
     """The most epochs that `train` takes."""
     epochs = settings.config(n).epochs
+    if settings.staged:
+        return fits() if searching else 1
     others = sum(len(row) for row in trials(settings, n, searching)) - 1
     return epochs + others * _share(SEARCH_SHARE, epochs)
 
@@ -234,7 +263,7 @@ def train(
     full = settings.config(data.size)
     short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
     soon = max(LEAST_PATIENCE, _share(PATIENCE_SHARE, full.epochs))
-    model = new_model(settings, data.sample, generator) if start is None else start
+    model = new_model(settings, data.sample, generator, data.size) if start is None else start
     model.family.order = settings.renyi
     group.agree(list(model.state_dict().values()))
     coefficients = model.family.mean_parameters
@@ -264,13 +293,17 @@ def train(
         left = min(full.epochs - len(best.history), _share(COOL_SHARE, full.epochs))
         return left if best.ran_out else 0
 
-    log.recall(lambda: attempt(first, full))
-    cooling = log.recall(epochs_to_cool)
+    if settings.staged:
+        betas = settings.method.beta if settings.beta is None else (settings.beta,)
+        log.recall(lambda: solve_in_stages(model, data, best, betas, group, fresh=fresh))
+    else:
+        log.recall(lambda: attempt(first, full))
+    cooling = 0 if settings.staged else log.recall(epochs_to_cool)
     if cooling > 0:
         cool = replace(full, epochs=cooling, learning_rate=full.learning_rate * COOL_RATE)
         log.recall(lambda: attempt(first, cool, soon))
     best.searching = True
-    for row in rows:
+    for row in [] if settings.staged else rows:
         for trial in row:
             if not log.recall(partial(attempt_of_search, departure(trial, first))):
                 break
@@ -324,8 +357,8 @@ def _share(share: float, epochs: int) -> int:
     return max(1, round(share * epochs))
 
 
-def new_model(settings: Settings, data: Data, generator: torch.Generator) -> ParametricGP:
-    """A model at its starting point for these rows."""
+def new_model(settings: Settings, data: Data, generator: torch.Generator, rows: int | None = None) -> ParametricGP:
+    """A model at its starting point for these rows, a sample of so many `rows`."""
     recipe, method, features = settings.recipe, settings.method, _features(settings, data, generator)
     if features is not None:  # the kernel and its points live behind the network, as it is at the start
         data = data._replace(x=embedded(features, data.x))
@@ -335,22 +368,24 @@ def new_model(settings: Settings, data: Data, generator: torch.Generator) -> Par
                 "them apart. Check its weights, or start from others."
             )
     d = data.x.shape[1]
-    kernel, noise, units = make_kernel(settings.kernel, d).to(data.x), INITIAL_NOISE, torch.ones(())
+    kernels = [make_kernel(kernel, d).to(data.x) for kernel in settings.kernels]
+    kernel, noise, units = kernels[0], INITIAL_NOISE, torch.ones(())
     if recipe.kernel_rows:
-        noise = fit_kernel(
-            kernel, data, rows=recipe.kernel_rows, iterations=recipe.kernel_iterations, generator=generator
-        )
+        kernel, noise = choose_kernel(
+            kernels, data, rows=recipe.kernel_rows, iterations=recipe.kernel_iterations, generator=generator,
+            deviation=FAR if settings.staged else NEAR,
+        )  # fmt: skip
         found = stretch(kernel, d)
         units = units if found is None else found
     units = units.to(data.x)
-    sizes = [settings.n_inducing, settings.n_inducing_variance or settings.n_inducing][: 1 + method.two_sets]
-    if settings.mean is not None:  # points of the variance alone
-        sizes = sizes[-1:]
-    Z = starting_points(data.x / units, *sizes, generator=generator, weights=data.weights)
+    Z = starting_points(data.x / units, *settings.points(rows or data.size), generator=generator, weights=data.weights)
     noise = max(noise, 2 * NOISE_FLOOR)
     mean = _mean(settings, data, generator)
     model = method.model(kernel, *(points * units for points in Z), mean=mean, noise=noise, features=features)
-    if isinstance(model.family.S, LogLinear):  # the noise is there
+    if isinstance(model.family.S, LogNearest):  # a constant start, with the marginal's variance
+        model.likelihood.start(min(noise, 0.99))
+        nn.init.constant_(model.family.S.b, math.log(1 - min(noise, 0.99)))
+    elif isinstance(model.family.S, LogLinear):  # the noise is there
         nn.init.constant_(model.family.S.b, math.log(noise))
         model.likelihood.start(2 * NOISE_FLOOR)
     return model

@@ -61,7 +61,7 @@ def solve(
         target += (A @ (c * part.y)).double()
     group.add([H, target])
     H = H.tril() + H.tril(-1).T + beta * precision
-    root = _root(H)
+    root = factor_of(H)
     if root is None:
         return False
     sizes = [len(parameter) for parameter in family.mean_parameters]
@@ -81,7 +81,7 @@ def solve(
     return True
 
 
-def _root(H: Tensor) -> Tensor | None:
+def factor_of(H: Tensor) -> Tensor | None:
     """The lower factor of H with the smallest ridge that gives one."""
     for ridge in RIDGES:
         root, info = torch.linalg.cholesky_ex(H + torch.diag(ridge * H.diagonal()))
@@ -92,8 +92,8 @@ def _root(H: Tensor) -> Tensor | None:
 
 def _inverse_root(H: Tensor) -> Tensor | None:
     """A lower L with L L^T = H^-1."""
-    root = _root(H)
-    return None if root is None else _root(torch.cholesky_inverse(root))
+    root = factor_of(H)
+    return None if root is None else factor_of(torch.cholesky_inverse(root))
 
 
 def curvature(model: ParametricGP, objective: Objective, data: Data, factor: object) -> Tensor:

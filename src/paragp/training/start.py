@@ -1,7 +1,9 @@
 """Where training starts: a kernel that suits the data, and inducing points spread in that kernel's units."""
 
 import copy
+import math
 import warnings
+from collections.abc import Sequence
 
 import torch
 from gpytorch.kernels import Kernel
@@ -16,23 +18,33 @@ from paragp.gp.model import INITIAL_NOISE
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
 # of a sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
-KERNEL_DEVIATION, NOISE_DEVIATION = 0.5, 2.0
+NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
 
 
-def fit_kernel(kernel: Kernel, data: Data, *, rows: int, iterations: int, generator: torch.Generator) -> float:
-    """Set a kernel's parameters by the marginal likelihood of a sample of rows (Eqn marg), and return the noise.
+def choose_kernel(
+    kernels: Sequence[Kernel], data: Data, *, rows: int, iterations: int, generator: torch.Generator, deviation: float
+) -> tuple[Kernel, float]:
+    """Fit each kernel to a sample of rows by its marginal likelihood (Eqn marg); the likeliest, and its noise.
 
-    The exact GP of at most `rows` rows, in float64, with a prior that keeps every positive parameter in reach of where
-    it starts (an input that a sample shows to be irrelevant has no largest lengthscale otherwise). A weight of w
-    means w copies of a row. Where there is no factor at all the kernel stays as it is.
+    The exact GP of at most `rows` rows, in float64, with a prior of that `deviation` that keeps the logarithm of every
+    positive parameter in reach of where it starts (an input that a sample shows to be irrelevant has no largest
+    lengthscale otherwise). A weight of w means w copies of a row. Where there is no factor at all a kernel stays as it
+    is.
     """
     if data.weights is not None:
         data = data.take(data.weights > 0)
     sample = data.take(torch.randperm(len(data.y), generator=generator)[:rows].to(data.y.device))
+    found = [_fit(kernel, sample, iterations, deviation) for kernel in kernels]
+    chosen = max(range(len(kernels)), key=lambda i: found[i][1])
+    return kernels[chosen], found[chosen][0]
+
+
+def _fit(kernel: Kernel, sample: Data, iterations: int, deviation: float) -> tuple[float, float]:
+    """Fit a kernel, in place; the noise, and the logarithm of the posterior density."""
     weights = None if sample.weights is None else sample.weights.double()
     found = ExactGP(copy.deepcopy(kernel), sample.x.double(), sample.y.double(), weights=weights, noise=INITIAL_NOISE)
     first = _logarithms(found).detach()
-    deviations = torch.full_like(first, KERNEL_DEVIATION)
+    deviations = torch.full_like(first, deviation)
     deviations[-1] = NOISE_DEVIATION
 
     def log_posterior() -> Tensor:
@@ -42,10 +54,11 @@ def fit_kernel(kernel: Kernel, data: Data, *, rows: int, iterations: int, genera
         warnings.simplefilter("ignore")  # a trial point with little noise needs jitter; the next one will not
         try:
             maximise(found, log_posterior, iterations)
+            reached = float(log_posterior().detach())
         except NotPositiveDefiniteError:
-            return INITIAL_NOISE
+            return INITIAL_NOISE, -math.inf
     kernel.load_state_dict(found.kernel.state_dict())
-    return float(found.noise.detach())
+    return float(found.noise.detach()), reached
 
 
 def _logarithms(gp: ExactGP) -> Tensor:

@@ -1,0 +1,282 @@
+"""Training without gradient steps: the mean is solved for accuracy, then the noise is fitted to what it leaves.
+
+An objective that trains mean and variance together buys likelihood with accuracy: where the variance can explain an
+error, the mean stops trying. Here each has its own task.
+
+    mean    ridge regression on many inducing points with FITC's weights, 1 / (ktilde_i + sigma_obs^2) (Eqn fitc)
+    noise   log-linear in the kernel's features (`LogNearest`), fitted to the leave-one-out residuals of that mean: what
+            is left of rows that it has seen is too small
+    tails   the normal's or Student's, whichever the validation rows prefer
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from scipy.optimize import minimize
+from torch import Tensor
+
+from paragp.data.rows import Data, Rows
+from paragp.gp.covariances import LARGEST_LOG, LARGEST_POWER, LogNearest, unknown
+from paragp.gp.kernels import covariance, evened, prior_variance
+from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory, lower_of_product, whiten
+from paragp.gp.model import NOISE_FLOOR, ParametricGP
+from paragp.predictive import Array, PredictiveDistribution
+from paragp.training.best import Best, Trial, scored
+from paragp.training.distributed import Group
+from paragp.training.loop import Epoch
+from paragp.training.solves import factor_of
+
+CHUNK = 2000  # rows taken together
+NOISE_ROWS = 50_000  # rows whose residuals the noise is fitted to
+PENALTIES = (100.0, 10.0, 1.0, 0.1)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
+LARGEST_LEVERAGE = 0.99  # of a row on its own prediction: beyond, its leave-one-out residual is rounding
+LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
+SMALLEST_UNKNOWN = 1e-30  # with a logarithm
+STEPS = 100  # of L-BFGS
+
+
+def fits() -> int:
+    """The most entries that `solve_in_stages` adds to the history."""
+    return 2 * len(PENALTIES) + 1  # of the noise, with two kernels, and of the tails
+
+
+@torch.no_grad()
+def solve_in_stages(
+    model: ParametricGP, data: Rows, best: Best, betas: Sequence[float], group: Group, *, fresh: bool = True
+) -> bool:
+    """Set the model's mean, noise and tails; whether the validation NLL became better. `best` keeps the best state.
+
+    `betas` are weights of the mean's prior: the first is tried, and others where that has a neighbour that is better.
+    Without validation rows the first counts, and the noise is normal under the prior. FITC's noise is the likelihood's
+    in a `fresh` model; in one that was trained it is what the rows have on average.
+    """
+    keep_freed_memory()
+    held_out = None if best.validation is None else best.validation.take(slice(NOISE_ROWS))
+    best.begin(Trial(betas[0]))
+    noise = float(model.noise if fresh else model.predict(data.sample.x[:CHUNK]).noise_var.mean())
+    ridge = Ridge(model, data, noise, group)
+    mean = ridge.choose(betas, held_out)
+    rows = data.sample.take(slice(NOISE_ROWS))
+    left = ridge.left_out(mean, rows)
+    best.current = Trial(mean.beta)
+    if held_out is None:
+        best.after(Epoch(0, Head(model, model.kernel, rows, left).fit(1.0), 0.0, 0.0))
+        return best.end()
+    check = Validation(best, held_out, ridge.mean(mean.m, held_out.x), group)
+    # Noise may depend on what says nothing of the mean: beside the mean's kernel, one that sees all inputs alike.
+    kernels = [kernel for kernel in (model.kernel, evened(model.kernel, rows.x.shape[1])) if kernel is not None]
+    fitted = [_fit_noise(Head(model, kernel, rows, left), check) for kernel in kernels]
+    _, head, penalty = min(fitted, key=lambda found: found[0])
+    best.restore()
+    check.score(head, head.fit(penalty, tails=True))
+    return best.end()
+
+
+def _fit_noise(head: "Head", check: "Validation") -> tuple[float, "Head", float]:
+    """Fit with ever smaller penalties while that helps; the least NLL, and the head at it with its penalty."""
+    least, at, kept = math.inf, head.at, PENALTIES[0]
+    for penalty in PENALTIES:
+        nll = check.score(head, head.fit(penalty))
+        if not nll < least:
+            break
+        least, at, kept = nll, head.at, penalty
+    head.at = at
+    return least, head, kept
+
+
+class Mean(NamedTuple):
+    """A solution for the mean."""
+
+    beta: float
+    m: Tensor  # (M,)
+    root: Tensor  # (M, M), of H + beta I
+
+
+class Ridge:
+    """The mean's coefficients as a ridge regression: sums over all rows, then a solve for each weight of the prior."""
+
+    def __init__(self, model: ParametricGP, data: Rows, noise: float, group: Group) -> None:
+        self.model, self.noise = model, noise
+        self.features = model.family.mean_basis(model.kernel).features
+        m = model.family.m.detach()
+        self.H, self.target = m.new_zeros(len(m), len(m), dtype=torch.float64), m.new_zeros(len(m), dtype=torch.float64)
+        for part in data.chunks(CHUNK):
+            A, c = self.weighed(part)
+            self.H += lower_of_product(A, A.T, scale=c)
+            self.target += A @ (c * part.y)
+        group.add([self.H, self.target])
+        self.H = self.H.tril_().add_(self.H.tril(-1).T)
+
+    def weighed(self, part: Data) -> tuple[Tensor, Tensor]:
+        """The features (M, n) of some rows and what they count, FITC's precision times their weights (n,)."""
+        A = self.features(part.x)
+        ktilde = (prior_variance(self.model.kernel, part.x) - A.square().sum(0)).clamp_min(0)
+        c = 1 / (ktilde + self.noise)
+        return A, c if part.weights is None else c * part.weights
+
+    def solve(self, beta: float) -> Mean:
+        """The optimum for that weight of the prior."""
+        self.H.diagonal().add_(beta)
+        root = factor_of(self.H)
+        self.H.diagonal().sub_(beta)
+        if root is None:
+            raise NotPositiveDefiniteError("The kernel cannot tell these rows apart. Take fewer inducing points.")
+        return Mean(beta, torch.cholesky_solve(self.target[:, None], root)[:, 0].to(self.model.family.m), root)
+
+    def choose(self, betas: Sequence[float], held_out: Data | None) -> Mean:
+        """The mean that is nearest to the validation rows; it becomes the model's."""
+        first, *others = betas
+        best = self.solve(first)
+        if held_out is not None:
+            least = self._error(best, held_out)
+            for row in ([other for other in others if other < first], [other for other in others if other > first]):
+                for beta in sorted(row, key=lambda other: abs(math.log(other / first))):
+                    tried = self.solve(beta)
+                    error = self._error(tried, held_out)
+                    if not error < least:
+                        break
+                    best, least = tried, error
+        self.model.family.m.copy_(best.m)
+        return best
+
+    def mean(self, m: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([m @ self.features(part) for part in x.split(CHUNK)])
+
+    def _error(self, mean: Mean, rows: Data) -> float:
+        errors = (self.mean(mean.m, rows.x) - rows.y).square()
+        return float(errors.mean() if rows.weights is None else (errors @ rows.weights) / rows.weights.sum())
+
+    def left_out(self, mean: Mean, rows: Data) -> Tensor:
+        """The rows' residuals, each from the mean without its row: r_i / (1 - h_i), h_i its leverage; (n,)."""
+        root, found = mean.root.to(rows.x), []
+        for part in (rows.take(slice(start, start + CHUNK)) for start in range(0, rows.size, CHUNK)):
+            A, c = self.weighed(part)
+            leverage = c * torch.linalg.solve_triangular(root, A, upper=False).square().sum(0)
+            found.append((part.y - mean.m @ A) / (1 - leverage.clamp_max(LARGEST_LEVERAGE)))
+        return torch.cat(found)
+
+
+class Inputs(NamedTuple):
+    """What the noise of some rows depends on."""
+
+    A: Tensor  # (M, n), the whitened features
+    k: Tensor  # (n,), the prior's variance
+    log_u: Tensor  # (n,), of what the nearest inducing point leaves unknown
+
+
+class Unknowns(NamedTuple):
+    """What a fit of the noise finds, as L-BFGS sees it."""
+
+    a: Array  # (M,)
+    b: float
+    power: float  # log p
+    tails: float
+
+
+class Head:
+    """The noise of `LogNearest`, by maximum likelihood of residuals given a normal prior on its weights a."""
+
+    def __init__(self, model: ParametricGP, kernel: Kernel, rows: Data, residuals: Tensor) -> None:
+        self.model, self.kernel, family = model, kernel, model.family
+        assert isinstance(family.S, LogNearest)
+        self.S = family.S
+        self.W = family.whitener(kernel, family.variance_points)
+        self.seen = self.inputs(rows.x)
+        self.square = residuals.double().square()
+        self.weights = torch.ones_like(self.square) if rows.weights is None else rows.weights.double()
+        self.total = float(self.weights.sum())
+        level = float(self.square @ self.weights) / self.total
+        M = len(family.variance_points)
+        self.at = Unknowns(np.zeros(M), math.log(max(level, NOISE_FLOOR)), math.log(LARGEST_POWER), 0.0)
+
+    def inputs(self, x: Tensor) -> Inputs:
+        """What the noise depends on at x (n, d)."""
+        Z, kernel = self.model.family.variance_points, self.kernel
+        k = prior_variance(kernel, x)
+        parts = [covariance(kernel, Z, part) for part in x.split(CHUNK)]
+        u = torch.cat([unknown(K, some) for K, some in zip(parts, k.split(CHUNK), strict=True)])
+        A = torch.cat([whiten(self.W, K) for K in parts], 1)
+        return Inputs(A, k.double(), u.double().clamp_min(SMALLEST_UNKNOWN).log())
+
+    def fit(self, penalty: float, tails: bool = False) -> float:
+        """Set the model's noise, and its tails or none; the log likelihood per row of the residuals."""
+        start = np.concatenate([self.at.a, [self.at.b, self.at.power, 0.2 if tails else 0.0]])
+        free = [(None, None)] * (len(start) - 2)
+        bounds = [*free, (0.0, math.log(LARGEST_POWER)), (1e-3, LARGEST_TAILS) if tails else (0.0, 0.0)]
+        found = minimize(
+            self._loss, start, args=(penalty,), jac=True, method="L-BFGS-B", bounds=bounds,
+            options={"maxiter": STEPS, "maxcor": 20},
+        )  # fmt: skip
+        self.at = Unknowns(found.x[:-3], *found.x[-3:].tolist())
+        self._write()
+        return -float(found.fun)
+
+    def _write(self) -> None:
+        self.model.family.variance_kernel(self.model.kernel).load_state_dict(self.kernel.state_dict())
+        self.S.a.copy_(torch.from_numpy(self.at.a))
+        self.S.b.fill_(self.at.b)
+        self.S.power.fill_(math.exp(self.at.power))
+        self.model.likelihood.tails.fill_(self.at.tails)
+        self.model.likelihood.start(float(_floor(torch.tensor(self.at.tails))))
+
+    @torch.enable_grad()
+    def _loss(self, at: Array, penalty: float) -> tuple[float, Array]:
+        """Minus the log posterior per row, and its gradient."""
+        a, scalars = torch.from_numpy(at[:-3]), torch.from_numpy(at[-3:]).requires_grad_()
+        A = self.seen.A
+        linear = (a.to(A) @ A).double().requires_grad_()
+        noise, function = _variances(self.seen, linear, scalars)
+        terms = _log_density(self.square, noise + function, scalars[-1])
+        fit = (self.weights @ terms) / self.total
+        g_linear, g_scalars = torch.autograd.grad(-fit, (linear, scalars))
+        g_a = (A @ g_linear.to(A)).double() + (penalty / self.total) * a
+        loss = -float(fit.detach()) + penalty / (2 * self.total) * float(a @ a)
+        return loss, np.concatenate([g_a.numpy(force=True), g_scalars.numpy(force=True)])
+
+    def predict(self, mean: Tensor, x: Tensor) -> PredictiveDistribution:
+        """What the model says of rows with that mean, without a factorisation of the mean's points."""
+        inputs = self.inputs(x)
+        a, scalars = torch.from_numpy(self.at.a), torch.tensor(self.at[1:], dtype=torch.float64)
+        noise, function = _variances(inputs, (a.to(inputs.A) @ inputs.A).double(), scalars)
+        return PredictiveDistribution(
+            mean.numpy(force=True), function.numpy(force=True), noise.numpy(force=True), self.model.dof
+        )
+
+
+class Validation:
+    """Scores fits on the validation rows, for `best` to choose among them."""
+
+    def __init__(self, best: Best, rows: Data, mean: Tensor, group: Group) -> None:
+        self.best, self.rows, self.mean, self.group = best, rows, mean, group
+
+    def score(self, head: Head, objective: float) -> float:
+        """Takes note of a fit; its NLL."""
+        scores = scored(head.predict(self.mean, self.rows.x), self.rows, self.group)
+        self.best.after(Epoch(0, objective, 0.0, 0.0, scores))
+        return scores["nll"]
+
+
+def _variances(inputs: Inputs, linear: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
+    """The noise and the function's variance, (n,) each, as `LogNearest` and the likelihood have them."""
+    b, power, tails = scalars
+    noise = (linear + b).clamp(-LARGEST_LOG, LARGEST_LOG).exp() + _floor(tails)
+    return noise, inputs.k * (power.exp() * inputs.log_u).exp()
+
+
+def _floor(tails: Tensor) -> Tensor:
+    """The least variance: a scale at the noise's floor, whatever the tails."""
+    return 1.001 * NOISE_FLOOR / (1 - 2 * tails)
+
+
+def _log_density(square: Tensor, var: Tensor, tails: Tensor) -> Tensor:
+    """Of squared residuals, normal or with Student's tails, with that variance."""
+    if not float(tails.detach()):
+        return -0.5 * (math.log(2 * math.pi) + var.log() + square / var)
+    dof = 1 / tails
+    scale = var * (1 - 2 * tails)
+    constant = torch.lgamma((dof + 1) / 2) - torch.lgamma(dof / 2) - 0.5 * (math.pi * dof).log()
+    return constant - 0.5 * scale.log() - (dof + 1) / 2 * torch.log1p(square * tails / scale)

@@ -1,0 +1,212 @@
+"""Training by solves: the mean is FITC's ridge, residuals are left out for real, and the noise finds what is there."""
+
+import numpy as np
+import pytest
+import torch
+
+from paragp import METHODS, Data
+from paragp.gp.kernels import covariance, evened, prior_variance
+from paragp.training.best import Best
+from paragp.training.distributed import ALONE
+from paragp.training.recipe import Settings, new_model, train
+from paragp.training.stages import Head, Ridge, _log_density, solve_in_stages
+
+from cases import generator
+
+NOISE = 0.04
+
+
+def rows(n=200, seed=0, *, noise=lambda x: 0.2, draw=torch.randn):
+    x = torch.randn(n, 2, generator=generator(seed), dtype=torch.float64)
+    return Data(x, torch.sin(2 * x[:, 0]) + noise(x) * draw(n, generator=generator(seed + 1), dtype=torch.float64))
+
+
+def student(n, *, generator, dtype):
+    return torch.from_numpy(np.random.default_rng(generator.initial_seed()).standard_t(3, n)).to(dtype)
+
+
+def fresh(data, **options):
+    wanted = Settings(METHODS["two-stage"], n_inducing=12, n_inducing_variance=10, kernel="matern52", **options)
+    return new_model(wanted, data, generator())
+
+
+def ridge_of(model, data):
+    with torch.no_grad():
+        return Ridge(model, data, NOISE, ALONE)
+
+
+def fitc_mean(model, data, x, beta):
+    """FITC's predictive mean with the prior's precision times beta, in NumPy, from the unwhitened matrices."""
+    kernel, Z = model.kernel, model.family.Z
+    with torch.no_grad():
+        K, K_ZX, K_Zx = (covariance(kernel, Z, other).numpy() for other in (Z, data.x, x))
+        k = prior_variance(kernel, data.x).numpy()
+    K = K + 1e-6 * K[0, 0] * np.eye(len(K))
+    ktilde = k - np.einsum("ij,ij->j", K_ZX, np.linalg.solve(K, K_ZX))
+    c = (1 if data.weights is None else data.weights.numpy()) / (ktilde + NOISE)
+    return K_Zx.T @ np.linalg.solve((K_ZX * c) @ K_ZX.T + beta * K, K_ZX @ (c * data.y.numpy()))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_mean_is_fitcs(weighted):
+    data, other = rows(), rows(30, seed=9)
+    if weighted:
+        data = data._replace(weights=torch.rand(200, generator=generator(3), dtype=torch.float64))
+    model = fresh(data)
+    ridge = ridge_of(model, data)
+    with torch.no_grad():
+        model.family.m.copy_(ridge.solve(0.3).m)
+    np.testing.assert_allclose(model.predict_mean(other.x), fitc_mean(model, data, other.x, 0.3), atol=1e-5)
+
+
+def test_residuals_are_those_of_a_mean_that_has_not_seen_their_row():
+    data = rows(60)
+    model = fresh(data)
+    with torch.no_grad():
+        ridge = ridge_of(model, data)
+        found = ridge.left_out(ridge.solve(0.3), data)
+    for i in (0, 17, 59):
+        others = torch.arange(60) != i
+        expected = float(data.y[i]) - fitc_mean(model, data.take(others), data.x[i : i + 1], 0.3)[0]
+        assert float(found[i]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_validation_rows_choose_the_weight_of_the_prior():
+    data, held_out = rows(), rows(100, seed=7)
+    model = fresh(data)
+    ridge = ridge_of(model, data)
+    betas = (0.3, 0.1, 0.03, 1.0, 30.0)
+    with torch.no_grad():
+        errors = {beta: ridge._error(ridge.solve(beta), held_out) for beta in betas}
+        chosen = ridge.choose(betas, held_out)
+        torch.testing.assert_close(model.family.m.data, chosen.m)
+        assert ridge.choose(betas, None).beta == 0.3
+    assert chosen.beta == min(errors, key=errors.get)
+
+
+@pytest.mark.parametrize("tails", [0.0, 0.2])
+def test_the_heads_gradient_is_its_losss(tails):
+    data = rows(80)
+    model = fresh(data)
+    with torch.no_grad():
+        ridge = ridge_of(model, data)
+        head = Head(model, model.kernel, data, ridge.left_out(ridge.solve(0.3), data))
+    at = np.concatenate([0.3 * np.random.default_rng(0).normal(size=10), [-2.0, 0.4, tails]])
+    loss, gradient = head._loss(at, 1.0)
+    for i in [*range(12), *([12] if tails else [])]:
+        step = np.zeros_like(at)
+        step[i] = 1e-5
+        slope = (head._loss(at + step, 1.0)[0] - head._loss(at - step, 1.0)[0]) / 2e-5
+        assert gradient[i] == pytest.approx(slope, abs=1e-6)
+    assert np.isfinite(loss)
+
+
+def test_what_the_head_says_is_what_the_model_predicts():
+    data, other = rows(80, draw=student), rows(30, seed=5)
+    model = fresh(data)
+    with torch.no_grad():
+        ridge = ridge_of(model, data)
+        mean = ridge.choose([0.3], None)
+        head = Head(model, evened(model.kernel, 2), data, ridge.left_out(mean, data))
+        head.fit(1.0, tails=True)
+        ours, theirs = head.predict(ridge.mean(mean.m, other.x), other.x), model.predict(other.x)
+    assert ours.dof == theirs.dof < 1000
+    for part in ("mean", "function_var", "noise_var"):
+        np.testing.assert_allclose(getattr(ours, part), getattr(theirs, part), rtol=1e-6, atol=1e-9)
+
+
+def test_log_densities_are_scipys():
+    from scipy import stats
+
+    square, var = torch.tensor([0.0, 0.5, 9.0]).double(), torch.tensor([0.2, 1.0, 4.0]).double()
+    for tails in (0.0, 0.25):
+        found = _log_density(square, var, torch.tensor(tails).double())
+        scale = np.sqrt(var.numpy() * (1 - 2 * tails))
+        law = stats.norm(scale=scale) if not tails else stats.t(df=1 / tails, scale=scale)
+        np.testing.assert_allclose(found, law.logpdf(square.sqrt()), rtol=1e-9)
+
+
+def trained(data, held_out, **options):
+    return train(Settings(METHODS["two-stage"], **{"n_inducing": 20, **options}), data, held_out, generator=generator())
+
+
+def test_noise_that_depends_on_what_says_nothing_of_the_mean_is_found():
+    made = {"noise": lambda x: 0.05 + 0.3 * torch.sigmoid(8 * x[:, 1])}
+    found = trained(rows(800, **made), rows(200, seed=5, **made), n_inducing=40).model
+    test = rows(500, seed=11, **made)
+    std = found.predict(test.x).std
+    high, low = (test.x[:, 1] > 0.5).numpy(), (test.x[:, 1] < -0.5).numpy()
+    assert 0.25 < np.median(std[high]) < 0.5
+    assert 0.04 < np.median(std[low]) < 0.12
+
+
+def test_heavy_tails_are_found_and_light_ones_left_alone():
+    heavy = trained(rows(1500, draw=student), rows(500, seed=5, draw=student)).model
+    assert 2.2 < heavy.dof < 6
+    assert trained(rows(1500), rows(500, seed=5)).model.dof > 15
+
+
+def test_on_noise_it_stays_at_the_marginal():
+    noise = [Data(rows(60, seed=s).x, rows(60, seed=s + 20).x[:, 0]) for s in (1, 2)]
+    found = trained(*noise)
+    assert found.best_epoch == 0
+    dist = found.model.predict(noise[1].x)
+    assert np.ptp(dist.mean) == 0
+    np.testing.assert_allclose(dist.std, 1, rtol=1e-3)
+
+
+def test_far_away_the_prior_returns():
+    found = trained(rows(300), rows(100, seed=5)).model
+    far = found.predict(torch.full((1, 2), 1e3, dtype=torch.float64))
+    assert far.function_var[0] == pytest.approx(found.kernel_scale**2, rel=1e-6)
+    assert found.predict(rows(50, seed=6).x).function_var.mean() < 0.2 * far.function_var[0]
+
+
+def test_without_validation_rows_the_first_values_count():
+    found = trained(rows(), None)
+    assert (found.beta, len(found.history), found.model.dof) == (METHODS["two-stage"].beta[0], 1, np.inf)
+
+
+def test_a_second_training_starts_where_the_first_ended():
+    data, held_out = rows(300), rows(100, seed=5)
+    first = trained(data, held_out)
+    before = first.model.predict(held_out.x)
+    again = train(
+        Settings(METHODS["two-stage"], n_inducing=20), data, held_out, generator=generator(), start=first.model
+    )
+    after = again.model.predict(held_out.x)
+    y = held_out.y.numpy()
+    assert -after.logpdf(y).mean() < -before.logpdf(y).mean() + 0.02
+
+
+def test_mean_points_are_as_many_as_the_rows_can_pay_for():
+    wanted = Settings(METHODS["two-stage"])
+    assert wanted.points(1000) == wanted.points(30_000) == [8000, 1000]
+    assert wanted.points(500_000) == [2000, 1000]
+    assert wanted.points(10**8) == [1000, 1000]
+    assert Settings(METHODS["two-stage"], n_inducing=50, n_inducing_variance=30).points(1000) == [50, 30]
+    assert Settings(METHODS["ppgpr-mfd"]).points(1000) == [1000, 1000]
+    assert Settings(METHODS["svgp"]).points(1000) == [1000]
+
+
+def test_processes_end_at_the_same_sums():
+    """Two shares' sums are the whole's."""
+    from paragp.data.rows import Share
+
+    data = rows()
+    model = fresh(data)
+    whole = ridge_of(model, data)
+    parts = [ridge_of(model, Share(data, rank, 2)) for rank in (0, 1)]
+    torch.testing.assert_close(parts[0].target + parts[1].target, whole.target)
+    torch.testing.assert_close(parts[0].H + parts[1].H, whole.H)
+
+
+def test_the_best_state_is_kept_and_its_history_told():
+    data, held_out = rows(300), rows(100, seed=5)
+    model = fresh(data)
+    best = Best(model, held_out, 10, None)
+    assert solve_in_stages(model, data, best, (0.3, 0.1), ALONE)
+    scores = [record.validation["nll"] for record in best.history]
+    assert best.nll == min(scores)
+    assert -model.predict(held_out.x).logpdf(held_out.y.numpy()).mean() == pytest.approx(best.nll, abs=1e-6)
+    assert best.trial.beta in (0.3, 0.1)
