@@ -63,7 +63,8 @@ def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
     seconds = time.perf_counter() - start - paused
     return {
         "seconds": seconds, "start_seconds": first, "epochs": len(trained.history), "best_epoch": trained.best_epoch,
-        "beta": trained.beta, "gamma": trained.gamma, "noise_std": float(model.noise.detach()) ** 0.5, **score(model),
+        "beta": trained.beta, "gamma": trained.gamma, **score(model),
+        "noise_std": None if model.noise_by_row else float(model.noise.detach()) ** 0.5,
         "valid": scores(model.predict(valid_rows.x), valid_rows.y.double().numpy()), "curve": curve,
     }  # fmt: skip
 

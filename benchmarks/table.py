@@ -108,7 +108,7 @@ def lite_runs() -> list[dict]:
     return found
 
 
-def quality_table(methods: tuple[str, ...] = ("ppgpr-mfd", "svgp", "catboost", "ngboost")) -> str:
+def quality_table(methods: tuple[str, ...] = ("ppgpr-mfd", "two-stage", "svgp", "catboost", "ngboost")) -> str:
     """NLL, RMSE, CRPS and seconds, means over the splits that were run, beside the paper's PPGPR-MFD.
 
     Seconds are of the runs that had the machine to themselves: those on all of its threads.

@@ -93,7 +93,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     n_inducing_variance : int or None
         Inducing points of the variance, where they are not the mean's ("ppgpr-mfd", "od-svgp" and their variants);
         None: as many as `n_inducing`.
-    kernel : "matern12", "matern32", "matern52", "rbf", "rq", ... or a gpytorch kernel
+    kernel : "auto", "matern12", "matern32", "matern52", "rbf", "rq", ... or a gpytorch kernel
+        "auto" is "matern52", but for "two-stage" the best of the three Matérn kernels on a sample of the rows.
     features : None, sizes such as (256, 128, 64), or a torch module
         A network before the kernel, trained with it: layers of these sizes with ReLU between them, or a module that
         takes the encoded, standardised inputs (b, d) to features (b, p) (it is copied, not changed). Inducing points
@@ -165,7 +166,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         *,
         n_inducing: int = 1000,
         n_inducing_variance: int | None = None,
-        kernel: Any = "matern52",
+        kernel: Any = "auto",
         features: Any = None,
         mean: Any = None,
         beta: float | str = "auto",
@@ -491,7 +492,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
                 Z = kmeans(x, self.n_inducing, generator=generator)
                 model = fit_fitc(self.kernel, x, y, Z, progress=lambda: show(None), **iterations)
                 found |= {"inducing_points": len(Z), "points_near_rows": self._near_rows(len(Z), len(data.y))}
-        self.history_, self.n_iter_, self.beta_, self.gamma_, self.alpha_ = [], 1, 1.0, None, None
+        self.history_, self.n_iter_, self.beta_, self.gamma_, self.bb_alpha_ = [], 1, 1.0, None, None
         return model, found
 
     def _near_rows(self, points: int, rows: int) -> bool:

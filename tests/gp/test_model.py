@@ -129,7 +129,7 @@ def test_a_model_owns_its_kernel():
 
 
 def test_unknown_kernel_lists_the_names():
-    with pytest.raises(ValueError, match=r"matern12, .*, linear, or a gpytorch.kernels.Kernel; got 'cubic'"):
+    with pytest.raises(ValueError, match=r"matern12, .*, linear, auto, or a gpytorch.kernels.Kernel; got 'cubic'"):
         make_kernel("cubic", 2)
 
 

@@ -10,7 +10,7 @@ from paragp.gp.kernels import make_kernel
 from paragp.gp.linalg import NotPositiveDefiniteError, log_density
 from paragp.gp.model import INITIAL_NOISE
 from paragp.training import start
-from paragp.training.start import NEAR, choose_kernel, stretch
+from paragp.training.start import FAR, NEAR, choose_kernel, stretch
 
 from cases import generator, randn
 
@@ -89,3 +89,12 @@ def test_log_density_is_torchs():
 def test_log_density_gradcheck():
     root, y = randn(4, 6).requires_grad_(), randn(4, seed=2)
     assert torch.autograd.gradcheck(lambda R: log_density(R @ R.T, y), [root])
+
+
+@pytest.mark.parametrize(("n", "rough"), [(100, False), (700, False), (700, True)])
+def test_the_kernel_that_predicts_others_best_is_chosen(n, rough):
+    x = 3 * torch.rand(n, 1, generator=generator(1), dtype=torch.float64)
+    y = torch.sign(torch.sin(9 * x[:, 0])) if rough else torch.sin(2 * x[:, 0])
+    kernels = [make_kernel(name, 1).double() for name in ("matern52", "matern12")]
+    found, _ = choose_kernel(kernels, Data(x, y), rows=60, iterations=40, generator=generator(), deviation=FAR)
+    assert found is kernels[rough]

@@ -61,6 +61,7 @@ KERNELS: dict[str, Callable[[int], Kernel]] = {
     "periodic": partial(_with_lengthscales, PeriodicKernel),
     "linear": _linear,
 }
+KERNELS["auto"] = KERNELS["matern52"]  # unless training chooses among several
 
 
 def make_kernel(kernel: str | Kernel, d: int) -> Kernel:

@@ -25,7 +25,7 @@ from paragp.gp.objectives import (
 # The paper's validation grids. The first value is what a single fit without a search takes.
 VI_BETA = (1.0, 0.5, 0.3, 0.1)
 PP_BETA = (0.05, 0.01, 0.2, 1.0)
-RIDGES = (0.3, 0.1, 0.03, 0.01, 1.0)  # assumed
+RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)  # assumed
 GAMMAS = (1.03, 1.01, 1.05, 1.07)
 BB: dict[str, Any] = {"beta": VI_BETA, "bb_alpha": (0.5, 0.1, 0.9)}  # powers assumed: the paper has none
 

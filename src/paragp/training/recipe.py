@@ -46,9 +46,10 @@ SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
 PATIENCE_SHARE, LEAST_PATIENCE = 0.05, 2  # of the epochs, in what follows the first training: it helps soon or never
 ROWS_OF_THE_PRIOR = 100  # PPGPR's beta_reg starts near this over the number of rows
 NETWORK_RATE = 0.001
-SMOOTHNESSES = ("matern52", "matern32")  # that kernel="auto" chooses from, where training is by solves
-# Of the mean, where training is by solves: up to so many times n_inducing, while rows times points^2 are at most
-MOST_MEAN_POINTS, SOLVE_COST = 8, 2e12
+SMOOTHNESSES = ("matern52", "matern32", "matern12")  # that kernel="auto" chooses from, where training is by solves
+# Inducing points of the mean, where training is by solves: up to so many times n_inducing, of no fewer rows each, while
+# rows times points^2, which is what it costs, are at most
+MOST_MEAN_POINTS, ROWS_OF_A_POINT, SOLVE_COST = 8, 1.5, 2e12
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
 
 
@@ -164,7 +165,7 @@ class Settings:
         if not self.method.two_sets:
             return [M]
         if self.staged and self.n_inducing_variance is None:
-            M = round(min(MOST_MEAN_POINTS * M, max(M, math.sqrt(SOLVE_COST / n))))
+            M = round(max(M, min(MOST_MEAN_POINTS * M, n / ROWS_OF_A_POINT, math.sqrt(SOLVE_COST / n))))
         return [M, M_variance]
 
     def config(self, n: int) -> Config:

@@ -30,13 +30,14 @@ from paragp.training.distributed import Group
 from paragp.training.loop import Epoch
 from paragp.training.solves import factor_of
 
-CHUNK = 2000  # rows taken together
+CHUNK = 4000  # rows taken together
 NOISE_ROWS = 50_000  # rows whose residuals the noise is fitted to
-PENALTIES = (100.0, 10.0, 1.0, 0.1)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
+PENALTIES = (30.0, 3.0, 0.3)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
 LARGEST_LEVERAGE = 0.99  # of a row on its own prediction: beyond, its leave-one-out residual is rounding
 LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
 SMALLEST_UNKNOWN = 1e-30  # with a logarithm
-STEPS = 100  # of L-BFGS
+CLEARLY = 0.01  # of the squared error: less is not worth leverages near one, which leave little of the residuals
+STEPS = 60  # of L-BFGS
 
 
 def fits() -> int:
@@ -50,7 +51,7 @@ def solve_in_stages(
 ) -> bool:
     """Set the model's mean, noise and tails; whether the validation NLL became better. `best` keeps the best state.
 
-    `betas` are weights of the mean's prior: the first is tried, and others where that has a neighbour that is better.
+    `betas` are weights of the mean's prior from the largest on, of which the validation rows choose.
     Without validation rows the first counts, and the noise is normal under the prior. FITC's noise is the likelihood's
     in a `fresh` model; in one that was trained it is what the rows have on average.
     """
@@ -59,14 +60,14 @@ def solve_in_stages(
     best.begin(Trial(betas[0]))
     noise = float(model.noise if fresh else model.predict(data.sample.x[:CHUNK]).noise_var.mean())
     ridge = Ridge(model, data, noise, group)
-    mean = ridge.choose(betas, held_out)
+    mean, there = ridge.choose(betas, held_out)
     rows = data.sample.take(slice(NOISE_ROWS))
     left = ridge.left_out(mean, rows)
     best.current = Trial(mean.beta)
-    if held_out is None:
+    if held_out is None or there is None:
         best.after(Epoch(0, Head(model, model.kernel, rows, left).fit(1.0), 0.0, 0.0))
         return best.end()
-    check = Validation(best, held_out, ridge.mean(mean.m, held_out.x), group)
+    check = Validation(best, held_out, there, group)
     # Noise may depend on what says nothing of the mean: beside the mean's kernel, one that sees all inputs alike.
     kernels = [kernel for kernel in (model.kernel, evened(model.kernel, rows.x.shape[1])) if kernel is not None]
     fitted = [_fit_noise(Head(model, kernel, rows, left), check) for kernel in kernels]
@@ -125,34 +126,30 @@ class Ridge:
         self.H.diagonal().sub_(beta)
         if root is None:
             raise NotPositiveDefiniteError("The kernel cannot tell these rows apart. Take fewer inducing points.")
-        return Mean(beta, torch.cholesky_solve(self.target[:, None], root)[:, 0].to(self.model.family.m), root)
+        m = torch.cholesky_solve(self.target[:, None], root)[:, 0]
+        return Mean(beta, m.to(self.model.family.m), root.to(self.model.family.m))
 
-    def choose(self, betas: Sequence[float], held_out: Data | None) -> Mean:
-        """The mean that is nearest to the validation rows; it becomes the model's."""
-        first, *others = betas
-        best = self.solve(first)
+    def choose(self, betas: Sequence[float], held_out: Data | None) -> tuple[Mean, Tensor | None]:
+        """The mean of the first weight of the prior, or of one after it while each brings the validation rows clearly
+        nearer; it becomes the model's. And its values there."""
+        chosen, there = self.solve(betas[0]), None
         if held_out is not None:
-            least = self._error(best, held_out)
-            for row in ([other for other in others if other < first], [other for other in others if other > first]):
-                for beta in sorted(row, key=lambda other: abs(math.log(other / first))):
-                    tried = self.solve(beta)
-                    error = self._error(tried, held_out)
-                    if not error < least:
-                        break
-                    best, least = tried, error
-        self.model.family.m.copy_(best.m)
-        return best
-
-    def mean(self, m: Tensor, x: Tensor) -> Tensor:
-        return torch.cat([m @ self.features(part) for part in x.split(CHUNK)])
-
-    def _error(self, mean: Mean, rows: Data) -> float:
-        errors = (self.mean(mean.m, rows.x) - rows.y).square()
-        return float(errors.mean() if rows.weights is None else (errors @ rows.weights) / rows.weights.sum())
+            A = torch.cat([self.features(x) for x in held_out.x.split(CHUNK)], 1)
+            weights = torch.ones_like(held_out.y) if held_out.weights is None else held_out.weights
+            there = chosen.m @ A
+            for beta in betas[1:]:
+                tried = self.solve(beta)
+                values = tried.m @ A
+                before, after = (float((mean - held_out.y).square() @ weights) for mean in (there, values))
+                if not after < (1 - CLEARLY) * before:
+                    break
+                chosen, there = tried, values
+        self.model.family.m.copy_(chosen.m)
+        return chosen, there
 
     def left_out(self, mean: Mean, rows: Data) -> Tensor:
         """The rows' residuals, each from the mean without its row: r_i / (1 - h_i), h_i its leverage; (n,)."""
-        root, found = mean.root.to(rows.x), []
+        root, found = mean.root, []
         for part in (rows.take(slice(start, start + CHUNK)) for start in range(0, rows.size, CHUNK)):
             A, c = self.weighed(part)
             leverage = c * torch.linalg.solve_triangular(root, A, upper=False).square().sum(0)

@@ -5,38 +5,65 @@ import math
 import warnings
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from paragp.data.rows import Data
 from paragp.gp.exact import ExactGP, maximise
-from paragp.gp.kernels import lengthscales
+from paragp.gp.kernels import covariance, lengthscales
 from paragp.gp.linalg import NotPositiveDefiniteError
 from paragp.gp.model import INITIAL_NOISE
 
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
 # of a sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
+JUDGED_ROWS = 6000  # that kernels are judged by: what two thirds of them say of the others
 NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
 
 
 def choose_kernel(
     kernels: Sequence[Kernel], data: Data, *, rows: int, iterations: int, generator: torch.Generator, deviation: float
 ) -> tuple[Kernel, float]:
-    """Fit each kernel to a sample of rows by its marginal likelihood (Eqn marg); the likeliest, and its noise.
+    """Fit each kernel to a sample of rows by its marginal likelihood (Eqn marg); the best of them, and its noise.
 
     The exact GP of at most `rows` rows, in float64, with a prior of that `deviation` that keeps the logarithm of every
     positive parameter in reach of where it starts (an input that a sample shows to be irrelevant has no largest
     lengthscale otherwise). A weight of w means w copies of a row. Where there is no factor at all a kernel stays as it
-    is.
+    is. Among several, the best predicts rows from others: more of them than it was fitted to, since what suits few rows
+    is too smooth for many; where there are no more, it is the likeliest.
     """
     if data.weights is not None:
         data = data.take(data.weights > 0)
-    sample = data.take(torch.randperm(len(data.y), generator=generator)[:rows].to(data.y.device))
-    found = [_fit(kernel, sample, iterations, deviation) for kernel in kernels]
-    chosen = max(range(len(kernels)), key=lambda i: found[i][1])
+    order = torch.randperm(data.size, generator=generator).to(data.y.device)
+    found = [_fit(kernel, data.take(order[:rows]), iterations, deviation) for kernel in kernels]
+    losses = [-evidence for _, evidence in found]
+    if len(kernels) > 1 and data.size > 2 * rows:
+        last = order[-JUDGED_ROWS:]
+        known, judged = (data.take(part) for part in last.tensor_split([2 * len(last) // 3]))
+        losses = [_error(kernel, noise, known, judged) for kernel, (noise, _) in zip(kernels, found, strict=True)]
+    chosen = min(range(len(kernels)), key=losses.__getitem__)
     return kernels[chosen], found[chosen][0]
+
+
+@torch.no_grad()
+def _error(kernel: Kernel, noise: float, known: Data, judged: Data) -> float:
+    """The mean squared error of the exact GP of some rows at others, with its noise or a tenth of it."""
+    K, across = covariance(kernel, known.x, known.x).double(), covariance(kernel, judged.x, known.x).double()
+    copies = torch.ones(known.size).to(K) if known.weights is None else known.weights.double()
+    errors = []
+    for share in (1.0, 0.1):
+        root, info = torch.linalg.cholesky_ex(K + torch.diag(share * noise / copies))
+        if int(info):
+            continue
+        mean = across @ torch.cholesky_solve(known.y.double()[:, None], root)[:, 0]
+        errors.append(float(np.average((mean - judged.y).square().numpy(force=True), weights=_copies(judged))))
+    return min(errors, default=math.inf)
+
+
+def _copies(data: Data) -> np.ndarray | None:
+    return None if data.weights is None else data.weights.numpy(force=True)
 
 
 def _fit(kernel: Kernel, sample: Data, iterations: int, deviation: float) -> tuple[float, float]:
