@@ -37,7 +37,7 @@ LARGEST_LEVERAGE = 0.99  # of a row on its own prediction: beyond, its leave-one
 LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
 SMALLEST_UNKNOWN = 1e-30  # with a logarithm
 CLEARLY = 0.01  # of the squared error: less is not worth leverages near one, which leave little of the residuals
-STEPS = 60  # of L-BFGS
+STEPS = 100  # of L-BFGS
 
 
 def fits() -> int:

@@ -19,6 +19,7 @@ from paragp.gp.model import INITIAL_NOISE
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
 # of a sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
+LONGER = 1.5  # times the rows, for a last fit of the best of several kernels
 JUDGED_ROWS = 6000  # that kernels are judged by: what two thirds of them say of the others
 NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
 
@@ -37,6 +38,7 @@ def choose_kernel(
     if data.weights is not None:
         data = data.take(data.weights > 0)
     order = torch.randperm(data.size, generator=generator).to(data.y.device)
+    starts = [copy.deepcopy(kernel) for kernel in kernels]
     found = [_fit(kernel, data.take(order[:rows]), iterations, deviation) for kernel in kernels]
     losses = [-evidence for _, evidence in found]
     if len(kernels) > 1 and data.size > 2 * rows:
@@ -44,6 +46,10 @@ def choose_kernel(
         known, judged = (data.take(part) for part in last.tensor_split([2 * len(last) // 3]))
         losses = [_error(kernel, noise, known, judged) for kernel, (noise, _) in zip(kernels, found, strict=True)]
     chosen = min(range(len(kernels)), key=losses.__getitem__)
+    if len(kernels) > 1 and data.size > rows:  # it will be used as it is, so it is worth a longer look
+        again = starts[chosen]
+        found[chosen] = _fit(again, data.take(order[: round(LONGER * rows)]), iterations, deviation)
+        kernels[chosen].load_state_dict(again.state_dict())
     return kernels[chosen], found[chosen][0]
 
 
