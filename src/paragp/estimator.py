@@ -90,9 +90,10 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         The default, "ppgpr-mfd", trains the predictive distribution itself.
     n_inducing : int
         Inducing points (of the mean, where mean and variance have sets of their own). Never more than distinct rows.
+        For "two-stage", those of the noise: the mean has up to eight times as many.
     n_inducing_variance : int or None
         Inducing points of the variance, where they are not the mean's ("ppgpr-mfd", "od-svgp" and their variants);
-        None: as many as `n_inducing`.
+        None: as many as `n_inducing`. With a number, "two-stage" has `n_inducing` for the mean.
     kernel : "auto", "matern12", "matern32", "matern52", "rbf", "rq", ... or a gpytorch kernel
         "auto" is "matern52", but for "two-stage" the best of the three Matérn kernels on a sample of the rows.
     features : None, sizes such as (256, 128, 64), or a torch module
@@ -116,7 +117,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         "auto" starts from the exact GP of a sample and solves for the mean between epochs; "adam" is the paper's
         training, 400 epochs of Adam at .01.
     max_epochs, batch_size, learning_rate : number or "auto"
-        "auto" takes them by the number of rows: more steps, and smaller ones, for larger tables.
+        "auto" takes them by the number of rows: more steps, and smaller ones, for larger tables. "two-stage" takes no
+        steps, and stops nothing early.
     early_stopping : bool or "auto"
         Stop when the validation NLL has not improved for `n_iter_no_change` epochs, and keep the model that had the
         best. "auto": from 30 rows on, with recipe="auto". Without it the last epoch's model is kept.
@@ -144,7 +146,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         rows, in standardised units)
     validation_scores_ : dict or None, `paragp.metrics.evaluate` on the validation rows in the units of y
     beta_, gamma_, bb_alpha_ : the values used
-    noise_std_ : deviation of the observation noise, in the units of y; None where it depends on the row ("ppgpr-log")
+    noise_std_ : deviation of the observation noise, in the units of y; None where it depends on the row ("ppgpr-log",
+        "two-stage")
     lengthscales_ : dict or None, one lengthscale per encoded column, in standardised units (of the mean's kernel, where
         the variance has one of its own)
     feature_relevance_ : dict or None, each input's share of that kernel's sensitivity (from the lengthscales)
@@ -463,7 +466,10 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             "epochs": self.n_iter_, "best_epoch": trained.best_epoch, "beta": trained.beta, "gamma": trained.gamma,
             "bb_alpha": trained.bb_alpha,
             "inducing_points": len(family.Z), "inducing_points_of_the_variance": len(family.variance_points),
-            "points_near_rows": self._near_rows(max(len(family.Z), len(family.variance_points)), data.size),
+            "points_near_rows": any(
+                self._near_rows(len(points), data.size, wanted)
+                for points, wanted in zip((family.Z, family.variance_points), settings.points(data.size), strict=False)
+            ),
         }  # fmt: skip
 
     def _fit_full_batch(self, data: Data, generator: torch.Generator) -> tuple[Any, dict[str, Any]]:
@@ -491,13 +497,15 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             else:
                 Z = kmeans(x, self.n_inducing, generator=generator)
                 model = fit_fitc(self.kernel, x, y, Z, progress=lambda: show(None), **iterations)
-                found |= {"inducing_points": len(Z), "points_near_rows": self._near_rows(len(Z), len(data.y))}
+                near = self._near_rows(len(Z), len(data.y), self.n_inducing)
+                found |= {"inducing_points": len(Z), "points_near_rows": near}
         self.history_, self.n_iter_, self.beta_, self.gamma_, self.bb_alpha_ = [], 1, 1.0, None, None
         return model, found
 
-    def _near_rows(self, points: int, rows: int) -> bool:
+    @staticmethod
+    def _near_rows(points: int, rows: int, wanted: int) -> bool:
         """Whether inducing points started at rows themselves: at all of them, or at many that were a group of one."""
-        return points < self.n_inducing or 2 * points >= rows
+        return points < wanted or 2 * points >= rows
 
     def _split(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Positions of the rows to train on, and of those to validate on where that is wanted and affordable."""

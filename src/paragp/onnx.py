@@ -285,7 +285,8 @@ def _nearest(g: _Graph, model: Any, factor: Any, kernel: Kernel, h: str) -> tupl
     """The variances of function and noise of `LogNearest`, each (n,)."""
     S, weights = model.family.S, factor.E
     K, k = _kernel(g, kernel, h, model.family.variance_points), _prior(g, kernel, h)
-    near = g.op("Div", g.op("ReduceMax", g.op("Abs", K), g.const([1], np.int64), keepdims=0), k)
+    largest = g.op("ReduceMax", g.op("Abs", K), g.const([1], np.int64), keepdims=0)
+    near = g.op("Div", largest, g.op("Max", k, g.const(np.finfo(np.float64).tiny)))
     unknown = g.op("Max", g.add(g.times(g.op("Mul", near, near), -1.0), 1.0), g.const(0.0))
     logarithm = g.op("Min", g.add(g.total(g.matmul(K, weights[:, None])), S.b), g.const(LARGEST_LOG))
     return g.op("Mul", k, g.op("Pow", unknown, g.const(S.power))), g.add(g.op("Exp", logarithm), model.noise)

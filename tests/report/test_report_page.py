@@ -148,7 +148,7 @@ def test_a_better_score_is_marked_by_a_word(page):
 
 def test_settings_and_commands(page):
     assert "paragp report model/ data.parquet --target price --out report.html" in page.words
-    assert "--method ppgpr-mfd --inducing 10 --kernel matern52 --epochs 2 --beta 0.05 --seed 0" in page.words
+    assert "--method ppgpr-mfd --inducing 10 --epochs 2 --beta 0.05 --seed 0" in page.words
     assert "torch" in page.words
 
 

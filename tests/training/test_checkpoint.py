@@ -18,6 +18,7 @@ from torch import nn
 
 from paragp import ParametricGPRegressor
 from paragp.training import checkpoint as checkpoints
+from paragp.training import stages
 from paragp.training.checkpoint import Checkpoint, StoppedError
 from paragp.training.loop import Standing
 
@@ -69,6 +70,20 @@ MODELS = {
     "power and order": {"method": "bb-alpha", "renyi": 0.5},
     "mean": {"mean": (8,)},
 }
+
+
+def test_solves_that_were_stopped_start_again(tmp_path, monkeypatch):
+    whole, fit = regressor(method="two-stage").fit(X, Y), stages.Head.fit
+
+    def asked_to_stop(self, *settings, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return fit(self, *settings, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages.Head, "fit", asked_to_stop)
+        with pytest.raises(StoppedError, match="goes on"):
+            regressor(method="two-stage").fit(X, Y, checkpoint=tmp_path / "kept")
+    same(regressor(method="two-stage").fit(X, Y, checkpoint=tmp_path / "kept", resume=True), whole)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -173,7 +188,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path, monkeypatch):
         (regressor(n_inducing=13), X, "n_inducing was 12 and is 13 now"),
         (regressor(), X[:290], "number of rows was 270 and is 261 now"),
         (regressor(), X[::-1], "rows was '"),
-        (regressor(kernel=ScaleKernel(RBFKernel())), X, "kernel was 'matern52' and is 'ScaleKernel"),
+        (regressor(kernel=ScaleKernel(RBFKernel())), X, "kernel was 'auto' and is 'ScaleKernel"),
         (regressor(features=nn.Sequential(nn.Linear(2, 2), nn.Tanh())), X, r"features was None and is 'Sequential\("),
     ):
         with pytest.raises(ValueError, match=said):

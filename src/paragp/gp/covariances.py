@@ -178,6 +178,8 @@ class Dense(Rooted):
     @torch.no_grad()
     def confine(self, order: float) -> None:
         spare = (1 - WITHIN) * order * torch.eye(len(self.L)).to(self.L)
+        if not bool(self.L.isfinite().all()):
+            return  # training has diverged, and will find out
         while int(torch.linalg.cholesky_ex(self._tilted(order) - spare)[1]):
             self.L.mul_(SHRINK)
 

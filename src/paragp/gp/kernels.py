@@ -143,8 +143,10 @@ def evened(kernel: Kernel, d: int) -> Kernel | None:
     """A copy whose lengthscales are where they start, the same for all inputs; None for a kernel made otherwise."""
     if _stationary_parts(kernel) is None or lengthscales(kernel, d) is None:
         return None
-    even = copy.deepcopy(kernel)
-    even.base_kernel.lengthscale = initial_lengthscale(d)
+    even, start = copy.deepcopy(kernel), initial_lengthscale(d)
+    if not even.base_kernel.raw_lengthscale_constraint.check(torch.tensor(start)):
+        return None
+    even.base_kernel.lengthscale = start
     return even
 
 

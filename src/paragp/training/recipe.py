@@ -296,7 +296,7 @@ def train(
 
     if settings.staged:
         betas = settings.method.beta if settings.beta is None else (settings.beta,)
-        log.recall(lambda: solve_in_stages(model, data, best, betas, group, fresh=fresh))
+        log.recall(lambda: solve_in_stages(model, data, best, betas, group, fresh=fresh, pause=log.pause()))
     else:
         log.recall(lambda: attempt(first, full))
     cooling = 0 if settings.staged else log.recall(epochs_to_cool)
@@ -334,6 +334,12 @@ class _Log:
     def end(self) -> None:
         if self.checkpoint is not None:
             self.checkpoint.write(self._standing() | {"position": None}, done=True)
+
+    def pause(self) -> Callable[[], object]:
+        """What a phase of solves calls between them: one that is stopped there goes on from its beginning, now."""
+        state = copy.deepcopy(self._standing()) | {"retry": 0, "position": None}
+        checkpoint = self.checkpoint
+        return lambda: None if checkpoint is None else checkpoint.offer(lambda: state)
 
     def resumed(self) -> tuple[int, Position | None]:
         """Where within a phase the checkpoint stands: the retry, and the loop's position."""

@@ -84,7 +84,9 @@ def solve(
 def factor_of(H: Tensor) -> Tensor | None:
     """The lower factor of H with the smallest ridge that gives one."""
     for ridge in RIDGES:
-        root, info = torch.linalg.cholesky_ex(H + torch.diag(ridge * H.diagonal()))
+        raised = H.clone()
+        raised.diagonal().mul_(1 + ridge)
+        root, info = torch.linalg.cholesky_ex(raised)
         if int(info) == 0:
             return root
     return None

@@ -10,7 +10,7 @@ error, the mean stops trying. Here each has its own task.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from paragp.training.loop import Epoch
 from paragp.training.solves import factor_of
 
 CHUNK = 4000  # rows taken together
-NOISE_ROWS = 50_000  # rows whose residuals the noise is fitted to
+NOISE_ROWS = 50_000  # at most, whose residuals the noise is fitted to
 PENALTIES = (30.0, 3.0, 0.3)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
 LARGEST_LEVERAGE = 0.99  # of a row on its own prediction: beyond, its leave-one-out residual is rounding
 LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
@@ -47,32 +47,42 @@ def fits() -> int:
 
 @torch.no_grad()
 def solve_in_stages(
-    model: ParametricGP, data: Rows, best: Best, betas: Sequence[float], group: Group, *, fresh: bool = True
+    model: ParametricGP,
+    data: Rows,
+    best: Best,
+    betas: Sequence[float],
+    group: Group,
+    *,
+    fresh: bool = True,
+    pause: Callable[[], object] = lambda: None,
 ) -> bool:
     """Set the model's mean, noise and tails; whether the validation NLL became better. `best` keeps the best state.
 
     `betas` are weights of the mean's prior from the largest on, of which the validation rows choose.
     Without validation rows the first counts, and the noise is normal under the prior. FITC's noise is the likelihood's
-    in a `fresh` model; in one that was trained it is what the rows have on average.
+    in a `fresh` model; in one that was trained it is what the rows have on average. `pause()` is called between solves.
     """
     keep_freed_memory()
-    held_out = None if best.validation is None else best.validation.take(slice(NOISE_ROWS))
+    held_out = best.validation
     best.begin(Trial(betas[0]))
-    noise = float(model.noise if fresh else model.predict(data.sample.x[:CHUNK]).noise_var.mean())
+    rows = some(data.sample, NOISE_ROWS)
+    noise = float(model.noise if fresh else model.predict(some(rows, CHUNK).x).noise_var.mean())
     ridge = Ridge(model, data, noise, group)
+    pause()
     mean, there = ridge.choose(betas, held_out)
-    rows = data.sample.take(slice(NOISE_ROWS))
+    group.agree([model.family.m])
+    pause()
     left = ridge.left_out(mean, rows)
+    pause()
     best.current = Trial(mean.beta)
     if held_out is None or there is None:
         best.after(Epoch(0, Head(model, model.kernel, rows, left).fit(1.0), 0.0, 0.0))
         return best.end()
-    check = Validation(best, held_out, there, group)
+    check = Validation(best, held_out, there, group, pause)
     # Noise may depend on what says nothing of the mean: beside the mean's kernel, one that sees all inputs alike.
     kernels = [kernel for kernel in (model.kernel, evened(model.kernel, rows.x.shape[1])) if kernel is not None]
     fitted = [_fit_noise(Head(model, kernel, rows, left), check) for kernel in kernels]
     _, head, penalty = min(fitted, key=lambda found: found[0])
-    best.restore()
     check.score(head, head.fit(penalty, tails=True))
     return best.end()
 
@@ -87,6 +97,11 @@ def _fit_noise(head: "Head", check: "Validation") -> tuple[float, "Head", float]
         least, at, kept = nll, head.at, penalty
     head.at = at
     return least, head, kept
+
+
+def some(rows: Data, most: int) -> Data:
+    """At most so many of the rows, spread over all of them: tables are often sorted."""
+    return rows.take(slice(None, None, math.ceil(rows.size / most)))
 
 
 class Mean(NamedTuple):
@@ -134,18 +149,21 @@ class Ridge:
         nearer; it becomes the model's. And its values there."""
         chosen, there = self.solve(betas[0]), None
         if held_out is not None:
-            A = torch.cat([self.features(x) for x in held_out.x.split(CHUNK)], 1)
             weights = torch.ones_like(held_out.y) if held_out.weights is None else held_out.weights
-            there = chosen.m @ A
+            there = self.mean(chosen, held_out.x)
             for beta in betas[1:]:
                 tried = self.solve(beta)
-                values = tried.m @ A
+                values = self.mean(tried, held_out.x)
                 before, after = (float((mean - held_out.y).square() @ weights) for mean in (there, values))
                 if not after < (1 - CLEARLY) * before:
                     break
                 chosen, there = tried, values
         self.model.family.m.copy_(chosen.m)
         return chosen, there
+
+    def mean(self, mean: Mean, x: Tensor) -> Tensor:
+        """Its values at x (n, d); shape (n,)."""
+        return torch.cat([mean.m @ self.features(part) for part in x.split(CHUNK)])
 
     def left_out(self, mean: Mean, rows: Data) -> Tensor:
         """The rows' residuals, each from the mean without its row: r_i / (1 - h_i), h_i its leverage; (n,)."""
@@ -230,7 +248,7 @@ class Head:
         terms = _log_density(self.square, noise + function, scalars[-1])
         fit = (self.weights @ terms) / self.total
         g_linear, g_scalars = torch.autograd.grad(-fit, (linear, scalars))
-        g_a = (A @ g_linear.to(A)).double() + (penalty / self.total) * a
+        g_a = (A @ g_linear.to(A)).double().cpu() + (penalty / self.total) * a
         loss = -float(fit.detach()) + penalty / (2 * self.total) * float(a @ a)
         return loss, np.concatenate([g_a.numpy(force=True), g_scalars.numpy(force=True)])
 
@@ -247,11 +265,15 @@ class Head:
 class Validation:
     """Scores fits on the validation rows, for `best` to choose among them."""
 
-    def __init__(self, best: Best, rows: Data, mean: Tensor, group: Group) -> None:
-        self.best, self.rows, self.mean, self.group = best, rows, mean, group
+    def __init__(
+        self, best: Best, rows: Data, mean: Tensor, group: Group, pause: Callable[[], object] = lambda: None
+    ) -> None:
+        self.best, self.rows, self.mean, self.group, self.pause = best, rows, mean, group, pause
 
     def score(self, head: Head, objective: float) -> float:
         """Takes note of a fit; its NLL."""
+        self.pause()
+        self.group.agree(list(self.best.model.state_dict().values()))
         scores = scored(head.predict(self.mean, self.rows.x), self.rows, self.group)
         self.best.after(Epoch(0, objective, 0.0, 0.0, scores))
         return scores["nll"]

@@ -19,9 +19,9 @@ from paragp.gp.model import INITIAL_NOISE
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
 # of a sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
+NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
 LONGER = 1.5  # times the rows, for a last fit of the best of several kernels
 JUDGED_ROWS = 6000  # that kernels are judged by: what two thirds of them say of the others
-NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
 
 
 def choose_kernel(
@@ -48,8 +48,10 @@ def choose_kernel(
     chosen = min(range(len(kernels)), key=losses.__getitem__)
     if len(kernels) > 1 and data.size > rows:  # it will be used as it is, so it is worth a longer look
         again = starts[chosen]
-        found[chosen] = _fit(again, data.take(order[: round(LONGER * rows)]), iterations, deviation)
-        kernels[chosen].load_state_dict(again.state_dict())
+        longer = _fit(again, data.take(order[: round(LONGER * rows)]), iterations, deviation)
+        if math.isfinite(longer[1]):
+            found[chosen] = longer
+            kernels[chosen].load_state_dict(again.state_dict())
     return kernels[chosen], found[chosen][0]
 
 
