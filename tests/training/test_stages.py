@@ -35,6 +35,12 @@ def ridge_of(model, data):
         return Ridge(model, data, NOISE, ALONE)
 
 
+def left_out(model, data, beta):
+    with torch.no_grad():
+        ridge = ridge_of(model, data)
+        return ridge.left_out(ridge.solve(beta), data)
+
+
 def fitc_mean(model, data, x, beta):
     """FITC's predictive mean with the prior's precision times beta, in NumPy, from the unwhitened matrices."""
     kernel, Z = model.kernel, model.family.Z
@@ -62,9 +68,7 @@ def test_the_mean_is_fitcs(weighted):
 def test_residuals_are_those_of_a_mean_that_has_not_seen_their_row():
     data = rows(60)
     model = fresh(data)
-    with torch.no_grad():
-        ridge = ridge_of(model, data)
-        found = ridge.left_out(ridge.solve(0.3), data)
+    found = left_out(model, data, 0.3)
     for i in (0, 17, 59):
         others = torch.arange(60) != i
         expected = float(data.y[i]) - fitc_mean(model, data.take(others), data.x[i : i + 1], 0.3)[0]
@@ -193,12 +197,8 @@ def test_sorted_rows_are_sampled_throughout():
 def test_single_precision_leaves_the_same_out():
     data = rows(400)
     model = fresh(data)
-    with torch.no_grad():
-        ridge = ridge_of(model, data)
-        expected = ridge.left_out(ridge.solve(0.1), data)
-        single, less = model.float(), Data(data.x.float(), data.y.float())
-        ridge = ridge_of(single, less)
-        found = ridge.left_out(ridge.solve(0.1), less)
+    expected = left_out(model, data, 0.1)
+    found = left_out(model.float(), Data(data.x.float(), data.y.float()), 0.1)
     np.testing.assert_allclose(found, expected, atol=0.02 * float(expected.std()))
 
 

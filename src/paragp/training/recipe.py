@@ -337,9 +337,10 @@ class _Log:
 
     def pause(self) -> Callable[[], object]:
         """What a phase of solves calls between them: one that is stopped there goes on from its beginning, now."""
+        if self.checkpoint is None:
+            return lambda: None
         state = copy.deepcopy(self._standing()) | {"retry": 0, "position": None}
-        checkpoint = self.checkpoint
-        return lambda: None if checkpoint is None else checkpoint.offer(lambda: state)
+        return partial(self.checkpoint.offer, lambda: state)
 
     def resumed(self) -> tuple[int, Position | None]:
         """Where within a phase the checkpoint stands: the retry, and the loop's position."""

@@ -70,7 +70,7 @@ def solve_in_stages(
     ridge = Ridge(model, data, noise, group)
     pause()
     mean, there = ridge.choose(betas, held_out)
-    group.agree([model.family.m])
+    group.agree([model.family.m, mean.m])
     pause()
     left = ridge.left_out(mean, rows)
     pause()
@@ -213,7 +213,7 @@ class Head:
         Z, kernel = self.model.family.variance_points, self.kernel
         k = prior_variance(kernel, x)
         parts = [covariance(kernel, Z, part) for part in x.split(CHUNK)]
-        u = torch.cat([unknown(K, some) for K, some in zip(parts, k.split(CHUNK), strict=True)])
+        u = torch.cat([unknown(K, k_diag) for K, k_diag in zip(parts, k.split(CHUNK), strict=True)])
         A = torch.cat([whiten(self.W, K) for K in parts], 1)
         return Inputs(A, k.double(), u.double().clamp_min(SMALLEST_UNKNOWN).log())
 
