@@ -202,6 +202,22 @@ def test_samples_are_uniform_and_small():
     assert len(_sorted_sample(10**12, 1000, generator())) == 1000
 
 
+def test_samples_from_many_blocks_become_few_tables_of_the_same_rows(tmp_path, monkeypatch):
+    rows = frame().astype({"colour": "category"})
+    for i, part in enumerate(np.array_split(np.arange(N), 3)):  # each file with categories of its own
+        colours = rows.colour.iloc[part].cat.rename_categories(lambda name, i=i: f"{name}-{i}")
+        table = pa.Table.from_pandas(rows.iloc[part].assign(colour=colours), preserve_index=False)
+        pq.write_table(table, tmp_path / f"part-{i}.parquet", row_group_size=100)
+    expected = opened(tmp_path).found
+    monkeypatch.setattr(stream, "MOST_PARTS", 2)
+    joined, tables_joined = [], stream._one_table
+    monkeypatch.setattr(stream, "_one_table", lambda parts: joined.append(len(parts)) or tables_joined(parts))
+    found = opened(tmp_path).found
+    assert max(joined) == 3
+    for one, other in ((found.start, expected.start), (found.validation, expected.validation)):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [

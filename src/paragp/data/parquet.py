@@ -21,6 +21,7 @@ from paragp.data.tables import Column
 
 READ_BYTES = 4 * 2**20  # of rows that are decoded at once
 FEWEST_READ, MOST_READ = 500, 50_000  # rows
+READ_BUFFER = 2**20  # bytes of a column that are in memory undecoded: else all of the row group
 AHEAD = 8  # such blocks that wait, encoded, for whoever takes them
 ENDINGS = (".parquet", ".pq")
 GLOB = "*?["  # signs of a glob
@@ -100,7 +101,7 @@ class Source:
             known = self.partitions[piece.file]
             stored = [name for name in names if name not in known]
             footer = self.footers[piece.file]
-            with _naming(file), pq.ParquetFile(file, metadata=footer, pre_buffer=False) as opened:
+            with _naming(file), pq.ParquetFile(file, metadata=footer, pre_buffer=False, buffer_size=READ_BUFFER) as opened:
                 for batch in opened.iter_batches(self.block_rows, row_groups=[piece.group], columns=stored):
                     first, stop = max(start, within.start), min(start + len(batch), within.stop)
                     if first < stop:

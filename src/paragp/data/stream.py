@@ -25,6 +25,7 @@ from paragp.data.tables import Array, Column, ColumnSurvey, Target, encode
 
 BUFFER = 128 * 2**20  # bytes of encoded rows among which a batch is drawn
 FEWEST_BATCHES = 4  # that the buffer holds in any case
+MOST_PARTS = 64  # of a sample, before they become one table
 FEWEST_PIECES = 16  # of each process in the buffer: with fewer row groups, shares of a batch would be uneven
 
 
@@ -134,7 +135,7 @@ def survey(
     *columns, known = (found.column() for found in surveys)
     target = Target(wanted.target, known.mean, known.deviation)
     start, validation = (
-        encoded(pa.concat_tables(samples[name].values()), wanted, columns, target) if samples[name] else None
+        encoded(_one_table(samples[name]), wanted, columns, target) if samples[name] else None
         for name in ("start", "validation")
     )
     assert start is not None
@@ -162,6 +163,8 @@ def _read(
             taken = _within(rows, first, len(part)) - first
             if len(taken):
                 samples[name][first] = part.take(taken)
+                if len(samples[name]) > MOST_PARTS:  # many small tables are mostly what tables take beside their rows
+                    samples[name] = {min(samples[name]): _one_table(samples[name])}
         mask = _training(first, len(part), held_out)
         if not mask.any():
             continue
@@ -172,6 +175,10 @@ def _read(
             found.add(nw.from_native(part[column], series_only=True), weights)
         surveys[-1].add(_floats(part[wanted.target], wanted.target), weights)
     return surveys, total, samples
+
+
+def _one_table(parts: dict[int, pa.Table]) -> pa.Table:
+    return pa.concat_tables(parts.values()).combine_chunks()
 
 
 def _training(start: int, rows: int, held_out: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -366,6 +373,7 @@ class _Held:
     def __init__(self, capacity: int, like: Data) -> None:
         self.data = _mapped(like, lambda part: torch.empty(capacity, *part.shape[1:], dtype=part.dtype))
         self.slots = torch.empty(capacity, dtype=torch.int64)  # of each place: where its row lies; -1: elsewhere
+        self.order = torch.empty(capacity, dtype=torch.int64)  # kept: a new one each time would leave holes in memory
         self.count = self.own = 0
 
     @property
@@ -389,7 +397,8 @@ class _Held:
         self.own += len(rows.y)
 
     def shuffled(self, generator: torch.Generator) -> Tensor:
-        return torch.randperm(self.count, generator=generator)
+        """The places in random order, until the next time."""
+        return torch.randperm(self.count, generator=generator, out=self.order[: self.count])
 
     def rows(self, places: Tensor) -> Data:
         """Those at these places that are here."""
