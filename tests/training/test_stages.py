@@ -1,5 +1,7 @@
 """Training by solves: the mean is FITC's ridge, residuals are left out for real, and the noise finds what is there."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,8 @@ from paragp import METHODS, Data
 from paragp.gp.kernels import covariance, evened, prior_variance
 from paragp.training.best import Best
 from paragp.training.distributed import ALONE
-from paragp.training.recipe import Settings, new_model, train
-from paragp.training.stages import Head, Ridge, _log_density, solve_in_stages, some
+from paragp.training.recipe import RECIPES, Settings, new_model, train
+from paragp.training.stages import Head, Ridge, _log_density, held_out_error, solve_in_stages, some
 
 from cases import generator
 
@@ -89,6 +91,27 @@ def test_validation_rows_choose_the_weight_of_the_prior():
         np.testing.assert_allclose(model.predict_mean(held_out.x), there, atol=1e-6)
         assert ridge.choose(betas, None)[0].beta == 3000.0
     assert chosen.beta == betas[expected]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_error_of_a_kernel_is_that_of_the_mean_at_rows_held_out(weighted):
+    data, held_out = rows(), rows(100, seed=7)
+    if weighted:
+        held_out = held_out._replace(weights=torch.rand(100, generator=generator(3), dtype=torch.float64))
+    model = fresh(data)
+    model.likelihood.start(NOISE)
+    square = (fitc_mean(model, data, held_out.x, 0.3) - held_out.y.numpy()) ** 2
+    expected = np.average(square, weights=None if held_out.weights is None else held_out.weights.numpy())
+    assert held_out_error(model, data, held_out, [0.3]) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("rough", [False, True])
+def test_the_kernel_is_the_one_whose_mean_is_nearest_to_other_rows(rough):
+    x = 3 * torch.rand(700, 1, generator=generator(1), dtype=torch.float64)
+    y = torch.sign(torch.sin(9 * x[:, 0])) if rough else torch.sin(2 * x[:, 0])
+    quick = replace(RECIPES["auto"], kernel_rows=60)
+    found = new_model(Settings(METHODS["two-stage"], n_inducing=40, recipe=quick), Data(x, y), generator())
+    assert (found.kernel.base_kernel.nu < 2.5) == rough
 
 
 @pytest.mark.parametrize("tails", [0.0, 0.2])

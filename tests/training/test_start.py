@@ -91,10 +91,19 @@ def test_log_density_gradcheck():
     assert torch.autograd.gradcheck(lambda R: log_density(R @ R.T, y), [root])
 
 
-@pytest.mark.parametrize(("n", "rough"), [(100, False), (700, False), (700, True)])
-def test_the_kernel_that_predicts_others_best_is_chosen(n, rough):
-    x = 3 * torch.rand(n, 1, generator=generator(1), dtype=torch.float64)
-    y = torch.sign(torch.sin(9 * x[:, 0])) if rough else torch.sin(2 * x[:, 0])
+def test_the_likeliest_kernel_is_chosen_or_the_one_of_least_error():
+    x = 3 * torch.rand(100, 1, generator=generator(1), dtype=torch.float64)
+    data, seen = Data(x, torch.sin(2 * x[:, 0])), []
+    options = {"rows": 60, "iterations": 40, "deviation": FAR}
+
+    def error(kernel, noise):
+        seen.append((kernel, noise))
+        return -len(seen)
+
     kernels = [make_kernel(name, 1).double() for name in ("matern52", "matern12")]
-    found, _ = choose_kernel(kernels, Data(x, y), rows=60, iterations=40, generator=generator(), deviation=FAR)
-    assert found is kernels[rough]
+    assert choose_kernel(kernels, data, generator=generator(), **options)[0] is kernels[0]
+    found = choose_kernel(kernels, data, generator=generator(), error=error, **options)
+    assert found[0] is seen[1][0] is kernels[1]
+    assert [kernel for kernel, _ in seen] == kernels
+    assert choose_kernel(kernels[:1], data, generator=generator(), error=error, **options)[0] is kernels[0]
+    assert len(seen) == 2

@@ -101,7 +101,10 @@ class Source:
             known = self.partitions[piece.file]
             stored = [name for name in names if name not in known]
             footer = self.footers[piece.file]
-            with _naming(file), pq.ParquetFile(file, metadata=footer, pre_buffer=False, buffer_size=READ_BUFFER) as opened:
+            with (
+                _naming(file),
+                pq.ParquetFile(file, metadata=footer, pre_buffer=False, buffer_size=READ_BUFFER) as opened,
+            ):
                 for batch in opened.iter_batches(self.block_rows, row_groups=[piece.group], columns=stored):
                     first, stop = max(start, within.start), min(start + len(batch), within.stop)
                     if first < stop:

@@ -26,13 +26,13 @@ from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory, lower_
 from paragp.gp.model import NOISE_FLOOR, ParametricGP
 from paragp.predictive import Array, PredictiveDistribution
 from paragp.training.best import Best, Trial, scored
-from paragp.training.distributed import Group
+from paragp.training.distributed import ALONE, Group
 from paragp.training.loop import Epoch
 from paragp.training.solves import factor_of
 
 CHUNK = 4000  # rows taken together
 NOISE_ROWS = 50_000  # at most, whose residuals the noise is fitted to
-PENALTIES = (30.0, 3.0, 0.3)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
+PENALTIES = (30.0, 3.0, 0.3, 0.03)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
 LARGEST_LEVERAGE = 0.99  # of a row on its own prediction: beyond, its leave-one-out residual is rounding
 LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
 SMALLEST_UNKNOWN = 1e-30  # with a logarithm
@@ -42,7 +42,18 @@ STEPS = 100  # of L-BFGS
 
 def fits() -> int:
     """The most entries that `solve_in_stages` adds to the history."""
-    return 2 * len(PENALTIES) + 1  # of the noise, with two kernels, and of the tails
+    return 2 * 2 * len(PENALTIES)  # with two kernels, normal and with tails
+
+
+@torch.no_grad()
+def held_out_error(model: ParametricGP, data: Data, held_out: Data, betas: Sequence[float]) -> float:
+    """The mean squared error at rows held out of the mean that is solved for on the others."""
+    try:
+        _, mean = Ridge(model, data, float(model.noise), ALONE).choose(betas, held_out)
+    except NotPositiveDefiniteError:
+        return math.inf
+    assert mean is not None
+    return _squared_error(mean, held_out) / held_out.total
 
 
 @torch.no_grad()
@@ -81,22 +92,22 @@ def solve_in_stages(
     check = Validation(best, held_out, there, group, pause)
     # Noise may depend on what says nothing of the mean: beside the mean's kernel, one that sees all inputs alike.
     kernels = [kernel for kernel in (model.kernel, evened(model.kernel, rows.x.shape[1])) if kernel is not None]
-    fitted = [_fit_noise(Head(model, kernel, rows, left), check) for kernel in kernels]
-    _, head, penalty = min(fitted, key=lambda found: found[0])
-    check.score(head, head.fit(penalty, tails=True))
+    for kernel in kernels:
+        _fit_noise(Head(model, kernel, rows, left), check)
     return best.end()
 
 
-def _fit_noise(head: "Head", check: "Validation") -> tuple[float, "Head", float]:
-    """Fit with ever smaller penalties while that helps; the least NLL, and the head at it with its penalty."""
-    least, at, kept = math.inf, head.at, PENALTIES[0]
-    for penalty in PENALTIES:
-        nll = check.score(head, head.fit(penalty))
-        if not nll < least:
-            break
-        least, at, kept = nll, head.at, penalty
-    head.at = at
-    return least, head, kept
+def _fit_noise(head: "Head", check: "Validation") -> None:
+    """Fit with ever smaller penalties while that helps: normal noise, then from the best of it on with tails."""
+    kept = 0
+    for tails in (False, True):
+        least, at = math.inf, head.at
+        for place in range(kept, len(PENALTIES)):
+            nll = check.score(head, head.fit(PENALTIES[place], tails))
+            if not nll < least:
+                break
+            least, at, kept = nll, head.at, place
+        head.at = at
 
 
 def some(rows: Data, most: int) -> Data:
@@ -149,21 +160,16 @@ class Ridge:
         nearer; it becomes the model's. And its values there."""
         chosen, there = self.solve(betas[0]), None
         if held_out is not None:
-            weights = torch.ones_like(held_out.y) if held_out.weights is None else held_out.weights
-            there = self.mean(chosen, held_out.x)
+            A = torch.cat([self.features(part) for part in held_out.x.split(CHUNK)], 1)
+            there = chosen.m @ A
             for beta in betas[1:]:
                 tried = self.solve(beta)
-                values = self.mean(tried, held_out.x)
-                before, after = (float((mean - held_out.y).square() @ weights) for mean in (there, values))
-                if not after < (1 - CLEARLY) * before:
+                values = tried.m @ A
+                if not _squared_error(values, held_out) < (1 - CLEARLY) * _squared_error(there, held_out):
                     break
                 chosen, there = tried, values
         self.model.family.m.copy_(chosen.m)
         return chosen, there
-
-    def mean(self, mean: Mean, x: Tensor) -> Tensor:
-        """Its values at x (n, d); shape (n,)."""
-        return torch.cat([mean.m @ self.features(part) for part in x.split(CHUNK)])
 
     def left_out(self, mean: Mean, rows: Data) -> Tensor:
         """The rows' residuals, each from the mean without its row: r_i / (1 - h_i), h_i its leverage; (n,)."""
@@ -173,6 +179,12 @@ class Ridge:
             leverage = c * torch.linalg.solve_triangular(root, A, upper=False).square().sum(0)
             found.append((part.y - mean.m @ A) / (1 - leverage.clamp_max(LARGEST_LEVERAGE)))
         return torch.cat(found)
+
+
+def _squared_error(mean: Tensor, rows: Data) -> float:
+    """Summed over the rows, each by its weight."""
+    square = (mean - rows.y).square()
+    return float(square.sum() if rows.weights is None else square @ rows.weights)
 
 
 class Inputs(NamedTuple):
@@ -219,7 +231,7 @@ class Head:
 
     def fit(self, penalty: float, tails: bool = False) -> float:
         """Set the model's noise, and its tails or none; the log likelihood per row of the residuals."""
-        start = np.concatenate([self.at.a, [self.at.b, self.at.power, 0.2 if tails else 0.0]])
+        start = np.concatenate([self.at.a, [self.at.b, self.at.power, (self.at.tails or 0.2) if tails else 0.0]])
         free = [(None, None)] * (len(start) - 2)
         bounds = [*free, (0.0, math.log(LARGEST_POWER)), (1e-3, LARGEST_TAILS) if tails else (0.0, 0.0)]
         found = minimize(
