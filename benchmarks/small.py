@@ -3,10 +3,10 @@
     PARAGP_DATA=... python benchmarks/small.py --splits 0,1,2,3,4,5,6,7,8,9 --json
 
 A split keeps 85 % of the rows for `fit`, which holds out its own validation rows, and scores the rest: in units of the
-target's deviation among the rows to fit, deviations floored at .01. No setting is touched. Made tables have a known truth.
-Methods are compared split by split: the mean of the differences in NLL, and its standard error. The default must not be
-worse than the better of SVGP and PPGPR-MFD by more than .05, nor than the constant normal by more than .02, each plus two
-standard errors. Runs are kept in results/small/, one file for each table and method, and not repeated.
+target's deviation among the rows to fit, deviations floored at .01. No setting is touched. Made tables have a known
+truth. Methods are compared split by split: the mean of the differences in NLL, and its standard error. The default must
+not be worse than the better of SVGP and PPGPR-MFD by more than .05, nor than the constant normal by more than .02, each
+plus two standard errors. Runs are kept in results/small/, one file for each table and method, and not repeated.
 """
 
 import argparse
@@ -142,8 +142,8 @@ def line(row: dict) -> str:
     scores = "   ".join(f"{method} {row['means'][method]['nll']:7.3f}" for method in (DEFAULT, *OTHERS, CONSTANT))
     (gap, error), (above, constant_error) = row["gaps"]["others"], row["gaps"][CONSTANT]
     return (
-        f"{row['table']:<22} {row['splits']:2d} splits   NLL: {scores}   beside {row['better']} {gap:+.3f} ± {error:.3f}, "
-        f"the constant {above:+.3f} ± {constant_error:.3f}{'' if row['passed'] else '   WORSE'}"
+        f"{row['table']:<22} {row['splits']:2d} splits   {scores}   beside {row['better']} {gap:+.3f} ± {error:.3f}"
+        f", the constant {above:+.3f} ± {constant_error:.3f}{'' if row['passed'] else '   WORSE'}"
     )
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from paragp.data.rows import Data
-from paragp.gp.covariances import LogNearest
+from paragp.gp.covariances import LogPower
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
 
@@ -40,7 +40,7 @@ def random_model(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=noise, dtype=float64))
-        if isinstance(model.family.S, LogNearest):
+        if isinstance(model.family.S, LogPower):
             model.family.S.power.fill_(1.7)
     return model.to(dtype)
 

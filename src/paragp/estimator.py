@@ -73,7 +73,7 @@ PRECISE_ROWS = 1000  # rows up to which training is in float64 whatever `dtype` 
 JOINT_ROWS = 10_000  # rows up to which a joint covariance (n x n numbers) is made
 MOST_COPIES = 10**6  # rows that weights may make of a table for a full-batch method
 # What a model is made by.
-FORM = ("method", "kernel", "features", "mean", "n_inducing", "n_inducing_variance", "categorical_features")
+FORM = ("_method", "kernel", "features", "mean", "n_inducing", "n_inducing_variance", "categorical_features")
 MLP = (256, 128, 64)  # what mean="mlp" stands for
 
 
@@ -277,7 +277,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             X_val, y_val, weights_val = self._checked(X_val, y_val, sample_weight_val, columns)
             validation = _rows(encode(columns, X_val), target.encode(y_val), weights_val, place)
             validation_rows = len(y_val)
-        elif self.method not in FULL_BATCH:
+        elif self._method not in FULL_BATCH:
             kept, held_out = self._split(len(y), generator)
             if len(held_out):
                 data, validation = data.take(kept), data.take(held_out)
@@ -287,7 +287,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             "rows": total, "validation_rows": validation_rows,
             "inputs": len(columns), "encoded_inputs": x.shape[1], "dtype": str(dtype).removeprefix("torch."),
         }  # fmt: skip
-        if self.method in FULL_BATCH:
+        if self._method in FULL_BATCH:
             model, found = self._fit_full_batch(data, generator)
         else:
             before = copy.deepcopy(self.fitted_.model).to(**place) if again else None
@@ -295,7 +295,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             model, found = self._fit_batches(data, validation, generator, before, checkpoints)
             if again:  # the points are where they were
                 found["points_near_rows"] = self.fitted_.summary.get("points_near_rows", True)
-        self._conclude(Fitted(self.method, model, columns, target, summary | found), validation, start)
+        self._conclude(Fitted(self._method, model, columns, target, summary | found), validation, start)
         return self
 
     def fit_stream(
@@ -318,7 +318,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         start = time.perf_counter()
         self._check_parameters()
         self._check_checkpoint(checkpoint, resume)
-        if self.method in FULL_BATCH:
+        if self._method in FULL_BATCH:
             raise ValueError(f"method={self.method!r} needs all rows at once. Choose a method of paragp.METHODS.")
         if self.warm_start:
             raise ValueError("A stream always starts anew. Leave warm_start at False.")
@@ -347,9 +347,18 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
             "rows": stream.size, "validation_rows": len(found.held_out), "inputs": len(wanted.names),
             "encoded_inputs": stream.sample.x.shape[1], "dtype": str(dtype).removeprefix("torch."),
         }  # fmt: skip
-        fitted = Fitted(self.method, model, found.columns, found.target, summary | about)
+        fitted = Fitted(self._method, model, found.columns, found.target, summary | about)
         self._conclude(fitted, stream.validation, start)
         return self
+
+    @property
+    def _method(self) -> str:
+        """What was asked for; for "auto", what is best unless something is set that only gradient steps have."""
+        if self.method != "auto":
+            return self.method
+        networks = self.features is not None or self.mean is not None
+        steps = (self.recipe, self.max_epochs, self.learning_rate) != ("auto", "auto", "auto") or self.renyi != 1
+        return "ppgpr-mfd" if networks or steps else "two-stage"
 
     def _generator(self) -> torch.Generator:
         """Of all random numbers of a fit; processes that train together have the same."""
@@ -395,7 +404,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     def _check_checkpoint(self, folder: Any, resume: bool) -> None:
         if folder is None and resume:
             raise ValueError("resume=True goes on from a checkpoint: pass its folder.")
-        if folder is not None and self.method in FULL_BATCH:
+        if folder is not None and self._method in FULL_BATCH:
             raise ValueError(f"method={self.method!r} has no checkpoints. Choose a method of paragp.METHODS.")
         if folder is not None and not isinstance(self.random_state, numbers.Integral):
             raise ValueError(
@@ -429,7 +438,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         checkpoint: Checkpoint | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         settings = Settings(
-            METHODS[self.method],
+            METHODS[self._method],
             self.kernel,
             self.n_inducing,
             self.n_inducing_variance,
@@ -490,7 +499,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         iterations: dict[str, Any] = {} if self.max_epochs == "auto" else {"iterations": self.max_epochs}
         found: dict[str, Any] = {"epochs": 1}
         with _progress(iterations.get("iterations"), "step", self.verbose) as show:
-            if self.method == "exact":
+            if self._method == "exact":
                 model: Any = fit_exact(
                     self.kernel, x, y, generator=generator, progress=lambda: show(None), **iterations
                 )
@@ -518,7 +527,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     def _held_out(self, n: int) -> int:
         """How many of n rows are held out for validation."""
         searching = any(
-            getattr(self, name) == "auto" and len(getattr(METHODS[self.method], name)) > 1
+            getattr(self, name) == "auto" and len(getattr(METHODS[self._method], name)) > 1
             for name in ("beta", "gamma", "bb_alpha")
         )
         automatic = isinstance(self.early_stopping, str)
@@ -761,7 +770,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         return asked is not None and not (isinstance(asked, str) and asked == "from_dtype")
 
     def _check_parameters(self) -> None:
-        known = [*METHODS, *FULL_BATCH]
+        known = ["auto", *METHODS, *FULL_BATCH]
         if self.method not in known:
             raise ValueError(f"method must be one of {', '.join(known)}; got {self.method!r}.")
         if isinstance(self.kernel, str):
@@ -772,12 +781,12 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         elif not isinstance(self.kernel, gpytorch.kernels.Kernel):
             raise ValueError(f"kernel must be a name or a gpytorch kernel, got {type(self.kernel).__name__}.")
         check_network("features", self.features)
-        if self.features is not None and self.method in FULL_BATCH:
+        if self.features is not None and self._method in FULL_BATCH:
             raise ValueError(f"method={self.method!r} takes no features. Choose a method of paragp.METHODS.")
         if isinstance(self.mean, str) and self.mean != "mlp":
             raise ValueError(f'mean must be None, "mlp", hidden sizes or a torch module; got {self.mean!r}.')
         check_network("mean", self._mean_network)
-        if self.mean is not None and not (self.method in METHODS and METHODS[self.method].takes_mean):
+        if self.mean is not None and not (self._method in METHODS and METHODS[self._method].takes_mean):
             takers = ", ".join(repr(name) for name, row in METHODS.items() if row.takes_mean)
             raise ValueError(f"method={self.method!r} makes its mean of inducing points. A mean is for {takers}.")
         if self.recipe not in RECIPES:
@@ -798,9 +807,9 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         if self.early_stopping not in (True, False, "auto"):
             raise ValueError(f'early_stopping must be True, False or "auto", got {self.early_stopping!r}.')
         for name in ("gamma", "bb_alpha"):
-            if getattr(self, name) != "auto" and not (self.method in METHODS and getattr(METHODS[self.method], name)):
+            if getattr(self, name) != "auto" and not (self._method in METHODS and getattr(METHODS[self._method], name)):
                 raise ValueError(f'method={self.method!r} has no {name}. Leave it at "auto".')
-        if self.renyi != 1 and self.method in FULL_BATCH:
+        if self.renyi != 1 and self._method in FULL_BATCH:
             raise ValueError(f"method={self.method!r} has no regulariser. Leave renyi at 1.")
 
     def __sklearn_tags__(self) -> Tags:

@@ -25,7 +25,7 @@ from paragp.atomic import check_new_file, writing
 from paragp.conformal import Calibration
 from paragp.data.tables import FARTHEST, Column
 from paragp.fitted import Fitted
-from paragp.gp.covariances import LARGEST_LOG, LogLinear, LogNearest, Rooted, Zero
+from paragp.gp.covariances import LARGEST_LOG, LogLinear, LogPower, Rooted, Zero
 from paragp.gp.exact import ExactGP
 from paragp.gp.families import Coupled, Decoupled, NeuralMean, OrthogonallyDecoupled
 from paragp.gp.features import sizes_of
@@ -266,11 +266,12 @@ def _moments(g: _Graph, model: Any, x: str) -> tuple[str, str, str]:
         family, kernel, h = model.family, model.kernel, _layers(g, model.features, x)
         factor = model.factorise()
         other = family.variance_kernel(kernel)
-        if isinstance(family.S, LogNearest):
-            return _mean(g, family, factor, kernel, h), *_nearest(g, model, factor, other, h)
         A = g.matmul(_kernel(g, other, h, family.variance_points), factor.W.T)  # (n, M)
-        var = g.op("Sub", _prior(g, other, h), g.total(g.op("Mul", A, A)))
-        var = g.op("Max", var, g.const(0.0))
+        prior, known = _prior(g, other, h), g.total(g.op("Mul", A, A))
+        var = g.op("Max", g.op("Sub", prior, known), g.const(0.0))
+        if isinstance(family.S, LogPower):
+            share = g.op("Div", var, g.op("Max", prior, g.const(np.finfo(np.float64).tiny)))
+            var = g.op("Mul", prior, g.op("Pow", share, g.const(family.S.power)))
         noise = g.add(g.times(var, 0.0), model.noise)
         if isinstance(family.S, LogLinear):
             logarithm = g.add(g.total(g.matmul(A, family.S.a[:, None])), family.S.b)
@@ -279,17 +280,6 @@ def _moments(g: _Graph, model: Any, x: str) -> tuple[str, str, str]:
             rooted = g.matmul(A, family.S.factor())
             var = g.op("Add", var, g.total(g.op("Mul", rooted, rooted)))
         return _mean(g, family, factor, kernel, h), var, noise
-
-
-def _nearest(g: _Graph, model: Any, factor: Any, kernel: Kernel, h: str) -> tuple[str, str]:
-    """The variances of function and noise of `LogNearest`, each (n,)."""
-    S, weights = model.family.S, factor.E
-    K, k = _kernel(g, kernel, h, model.family.variance_points), _prior(g, kernel, h)
-    largest = g.op("ReduceMax", g.op("Abs", K), g.const([1], np.int64), keepdims=0)
-    near = g.op("Div", largest, g.op("Max", k, g.const(np.finfo(np.float64).tiny)))
-    unknown = g.op("Max", g.add(g.times(g.op("Mul", near, near), -1.0), 1.0), g.const(0.0))
-    logarithm = g.op("Min", g.add(g.total(g.matmul(K, weights[:, None])), S.b), g.const(LARGEST_LOG))
-    return g.op("Mul", k, g.op("Pow", unknown, g.const(S.power))), g.add(g.op("Exp", logarithm), model.noise)
 
 
 def _in_float64(model: Any) -> Any:

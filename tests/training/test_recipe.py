@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paragp import METHODS, Data
-from paragp.gp.covariances import Dense, Diagonal, LogNearest
+from paragp.gp.covariances import Dense, Diagonal, LogPower
 from paragp.gp.objectives import ppgpr, ppgpr_gamma
 from paragp.metrics import nll
 from paragp.training import best, recipe
@@ -175,7 +175,7 @@ def test_on_noise_the_start_is_kept_and_a_warm_start_is_not_undone():
 def test_the_start_is_a_constant_where_the_covariance_is_the_priors(name):
     dist = new_model(settings(name), rows(), generator()).predict(rows(seed=5).x)
     assert np.ptp(dist.mean) == 0
-    assert (np.ptp(dist.std) < 1e-6) == (METHODS[name].covariance in (Diagonal, Dense, LogNearest))
+    assert (np.ptp(dist.std) < 1e-6) == (METHODS[name].covariance in (Diagonal, Dense, LogPower))
 
 
 def pretend(monkeypatch, gains, weights=None):

@@ -17,11 +17,11 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from paragp.gp.linalg import dense_form, dense_moments, moments, rooted_moments, unwhiten, whiten
+from paragp.gp.linalg import dense_form, dense_moments, moments, rooted_moments, whiten
 from paragp.gp.moments import Moments
 
 INITIAL_LEVEL = 0.1  # of noise that depends on the row, as a variance in standardised units
-LARGEST_POWER = 64.0  # of what is not known near inducing points: beyond, it is zero but far from all of them
+LARGEST_POWER = 64.0  # of the share that is unknown: beyond, it is zero but far from all inducing points
 LARGEST_LOG = 20.0  # of it: beyond, the exponential may overflow
 WITHIN = 0.999  # of the limit a / (a - 1) that a divergence of order a > 1 sets to S'
 SHRINK = 0.98  # of L, until S' is within it
@@ -228,14 +228,13 @@ class LogLinear(Covariance):
         return torch.eye(len(self.a)).to(self.a)
 
 
-class LogNearest(LogLinear):
-    """As `LogLinear`, with a prior's part that the nearest inducing point tells, so that no row costs O(M^2):
+class LogPower(LogLinear):
+    """As `LogLinear`, with a power p of what the inducing points leave unknown as the function's variance:
 
-        ktilde_i = k_ii u_i^p,   u_i = 1 - max_j (k_ij / k_ii)^2.
+        ktilde_i = k_ii u_i^p,   u_i = 1 - |A_i|^2 / k_ii.
 
-    For a stationary kernel, k_ii u_i is what the process would still not know at x_i if it knew its value at that point
-    alone. The power p keeps it out of the way among the points, where the noise is learned, and leaves the prior's
-    variance far from all.
+    p = 1 is the process given its values at the points. A larger one keeps it out of the way among them, where the
+    noise is learned, and leaves the prior's variance far from all.
     """
 
     power: Tensor
@@ -244,25 +243,19 @@ class LogNearest(LogLinear):
         super().__init__(M)
         self.register_buffer("power", torch.tensor(LARGEST_POWER))
 
-    def form(self, W: Tensor) -> Tensor:
-        """The features' weights in k(Z, x), W^T a; shape (M,)."""
-        return unwhiten(W, self.a)
-
     def moments(self, W: Tensor, E: Tensor | None, K_Mb: Tensor, k_diag: Tensor, w: Tensor | None) -> Moments:
-        weights = self.form(W) if E is None else E
+        A = whiten(W, K_Mb)
         mean = K_Mb.new_zeros(K_Mb.shape[1]) if w is None else w @ K_Mb
-        level = (weights @ K_Mb + self.b).clamp(max=LARGEST_LOG).exp()
-        return Moments(mean, k_diag * unknown(K_Mb, k_diag) ** self.power, level)
+        return Moments(mean, k_diag * unknown(A, k_diag) ** self.power, self.level(A))
 
     def rest(self, R: Tensor, ktilde: Tensor) -> Tensor:
         scale = (ktilde / R.diagonal().clamp_min(torch.finfo(R.dtype).tiny)).sqrt()
         return scale[:, None] * R * scale
 
 
-def unknown(K_Mb: Tensor, k_diag: Tensor) -> Tensor:
-    """1 - max_j (k_ij / k_ii)^2, between zero at a point of Z and one far from all, for k(Z, x) (M, b); shape (b,)."""
-    near = K_Mb.abs().amax(0) / k_diag.clamp_min(torch.finfo(k_diag.dtype).tiny)
-    return (1 - near.square()).clamp(0, 1)
+def unknown(A: Tensor, k_diag: Tensor) -> Tensor:
+    """The share of the prior's variance that is left at rows of whitened features A (M, b); (b,), from zero to one."""
+    return (1 - A.square().sum(0) / k_diag.clamp_min(torch.finfo(k_diag.dtype).tiny)).clamp(0, 1)
 
 
 def _log_abs(scale: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
-from paragp.gp.covariances import Covariance, Dense, Diagonal, LogLinear, LogNearest, Zero
+from paragp.gp.covariances import Covariance, Dense, Diagonal, LogLinear, LogPower, Zero
 from paragp.gp.families import Coupled, Decoupled, Family, NeuralMean, OrthogonallyDecoupled, TwoKernels, TwoSets
 from paragp.gp.kernels import make_kernel
 from paragp.gp.model import ParametricGP
@@ -119,7 +119,7 @@ BEYOND: dict[str, Method] = {
     "ppgpr-mfd-2k":  Method("PPGPR-MFD-2K",  TwoKernels,            Diagonal,  ppgpr,       beta=PP_BETA),
     "ppgpr-chol-2k": Method("PPGPR-Chol-2K", TwoKernels,            Dense,     ppgpr,       beta=PP_BETA),
     "ppgpr-log":     Method("PPGPR-log",     TwoKernels,            LogLinear, ppgpr,       beta=PP_BETA),
-    "two-stage":     Method("Two-stage",     TwoKernels,            LogNearest, ppgpr,      beta=RIDGES, stages=True),
+    "two-stage":     Method("Two-stage",     TwoKernels,            LogPower,  ppgpr,       beta=RIDGES, stages=True),
     "ppgpr-gamma":   Method("PPGPR-γ",       Decoupled,             Diagonal,  ppgpr_gamma, beta=PP_BETA, gamma=GAMMAS),
     "bb-alpha":      Method("BB-α",          Coupled,               Dense,     bb_alpha,    **BB),
     "bb-alpha-u":    Method("BB-α, q(u)",    Coupled,               Dense,     bb_alpha_u,  **BB),

@@ -25,7 +25,7 @@ from gpytorch.kernels import Kernel
 from torch import nn
 
 from paragp.data.rows import Data, Rows
-from paragp.gp.covariances import LogLinear, LogNearest
+from paragp.gp.covariances import LogLinear, LogPower
 from paragp.gp.features import collapsed, draw_weights, embedded, layers, network
 from paragp.gp.kernels import make_kernel
 from paragp.gp.methods import Method
@@ -389,7 +389,7 @@ def new_model(settings: Settings, data: Data, generator: torch.Generator, rows: 
     noise = max(noise, 2 * NOISE_FLOOR)
     mean = _mean(settings, data, generator)
     model = method.model(kernel, *Z, mean=mean, noise=noise, features=features)
-    if isinstance(model.family.S, LogNearest):  # a constant start, with the marginal's variance
+    if isinstance(model.family.S, LogPower):  # a constant start, with the marginal's variance
         model.likelihood.start(min(noise, 0.99))
         nn.init.constant_(model.family.S.b, math.log(1 - min(noise, 0.99)))
     elif isinstance(model.family.S, LogLinear):  # the noise is there

@@ -4,7 +4,7 @@ An objective that trains mean and variance together buys likelihood with accurac
 error, the mean stops trying. Here each has its own task.
 
     mean    ridge regression on many inducing points with FITC's weights, 1 / (ktilde_i + sigma_obs^2) (Eqn fitc)
-    noise   log-linear in the kernel's features (`LogNearest`), fitted to the leave-one-out residuals of that mean: what
+    noise   log-linear in the kernel's features (`LogPower`), fitted to the leave-one-out residuals of that mean: what
             is left of rows that it has seen is too small
     tails   the normal's or Student's, whichever the validation rows prefer
 """
@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from paragp.data.rows import Data, Rows
-from paragp.gp.covariances import LARGEST_LOG, LARGEST_POWER, LogNearest, unknown
+from paragp.gp.covariances import LARGEST_LOG, LARGEST_POWER, LogPower, unknown
 from paragp.gp.kernels import covariance, evened, prior_variance
 from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory, lower_of_product, whiten
 from paragp.gp.model import NOISE_FLOOR, ParametricGP
@@ -33,7 +33,7 @@ from paragp.training.solves import factor_of
 CHUNK = 4000  # rows taken together
 NOISE_ROWS = 50_000  # at most, whose residuals the noise is fitted to
 PENALTIES = (30.0, 3.0, 0.3, 0.03)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
-LARGEST_LEVERAGE = 0.99  # of a row on its own prediction: beyond, its leave-one-out residual is rounding
+SAME = 1e-5  # of a distance in standardised units: a row that lies as near to an inducing point is that point
 LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
 SMALLEST_UNKNOWN = 1e-30  # with a logarithm
 CLEARLY = 0.01  # of the squared error: less is not worth leverages near one, which leave little of the residuals
@@ -174,10 +174,11 @@ class Ridge:
     def left_out(self, mean: Mean, rows: Data) -> Tensor:
         """The rows' residuals, each from the mean without its row: r_i / (1 - h_i), h_i its leverage; (n,)."""
         root, found = mean.root, []
+        largest = 1 - math.sqrt(torch.finfo(root.dtype).eps)  # beyond, what is left of a row is rounding
         for part in (rows.take(slice(start, start + CHUNK)) for start in range(0, rows.size, CHUNK)):
             A, c = self.weighed(part)
             leverage = c * torch.linalg.solve_triangular(root, A, upper=False).square().sum(0)
-            found.append((part.y - mean.m @ A) / (1 - leverage.clamp_max(LARGEST_LEVERAGE)))
+            found.append((part.y - mean.m @ A) / (1 - leverage.clamp_max(largest)))
         return torch.cat(found)
 
 
@@ -192,7 +193,7 @@ class Inputs(NamedTuple):
 
     A: Tensor  # (M, n), the whitened features
     k: Tensor  # (n,), the prior's variance
-    log_u: Tensor  # (n,), of what the nearest inducing point leaves unknown
+    log_u: Tensor  # (n,), of the share of it that the inducing points leave unknown
 
 
 class Unknowns(NamedTuple):
@@ -205,29 +206,39 @@ class Unknowns(NamedTuple):
 
 
 class Head:
-    """The noise of `LogNearest`, by maximum likelihood of residuals given a normal prior on its weights a."""
+    """The noise of `LogPower`, by maximum likelihood of residuals given a normal prior on its weights a."""
 
     def __init__(self, model: ParametricGP, kernel: Kernel, rows: Data, residuals: Tensor) -> None:
         self.model, self.kernel, family = model, kernel, model.family
-        assert isinstance(family.S, LogNearest)
+        assert isinstance(family.S, LogPower)
         self.S = family.S
         self.W = family.whitener(kernel, family.variance_points)
-        self.seen = self.inputs(rows.x)
+        self.seen = self.inputs(rows.x, own=True)
         self.square = residuals.double().square()
         self.weights = torch.ones_like(self.square) if rows.weights is None else rows.weights.double()
         self.total = float(self.weights.sum())
         level = float(self.square @ self.weights) / self.total
         M = len(family.variance_points)
-        self.at = Unknowns(np.zeros(M), math.log(max(level, NOISE_FLOOR)), math.log(LARGEST_POWER), 0.0)
+        self.at = Unknowns(np.zeros(M), math.log(max(level, NOISE_FLOOR)), 0.0, 0.0)
 
-    def inputs(self, x: Tensor) -> Inputs:
-        """What the noise depends on at x (n, d)."""
+    def inputs(self, x: Tensor, own: bool = False) -> Inputs:
+        """What the noise depends on at x (n, d). Of `own` rows, which the model has seen, those that are inducing
+        points themselves count as what the other points leave unknown of them: new rows are never points."""
         Z, kernel = self.model.family.variance_points, self.kernel
+        features, shares = [], []
         k = prior_variance(kernel, x)
-        parts = [covariance(kernel, Z, part) for part in x.split(CHUNK)]
-        u = torch.cat([unknown(K, k_diag) for K, k_diag in zip(parts, k.split(CHUNK), strict=True)])
-        A = torch.cat([whiten(self.W, K) for K in parts], 1)
-        return Inputs(A, k.double(), u.double().clamp_min(SMALLEST_UNKNOWN).log())
+        for part, k_diag in zip(x.split(CHUNK), k.split(CHUNK), strict=True):
+            K = covariance(kernel, Z, part)
+            A = whiten(self.W, K)
+            u = unknown(A, k_diag)
+            if own:
+                nearest = K.argmax(0)
+                left_out = 1 / (self.W[:, nearest].square().sum(0) * k_diag)
+                same = (part - Z[nearest]).abs().amax(1) < SAME
+                u = torch.where(same, left_out.clamp_max(1), u)
+            features.append(A)
+            shares.append(u)
+        return Inputs(torch.cat(features, 1), k.double(), torch.cat(shares).double().clamp_min(SMALLEST_UNKNOWN).log())
 
     def fit(self, penalty: float, tails: bool = False) -> float:
         """Set the model's noise, and its tails or none; the log likelihood per row of the residuals."""
@@ -292,7 +303,7 @@ class Validation:
 
 
 def _variances(inputs: Inputs, linear: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
-    """The noise and the function's variance, (n,) each, as `LogNearest` and the likelihood have them."""
+    """The noise and the function's variance, (n,) each, as `LogPower` and the likelihood have them."""
     b, power, tails = scalars
     noise = (linear + b).clamp(-LARGEST_LOG, LARGEST_LOG).exp() + _floor(tails)
     return noise, inputs.k * (power.exp() * inputs.log_u).exp()

@@ -13,7 +13,7 @@ from paragp.data.rows import Data
 from paragp.gp.exact import ExactGP, maximise
 from paragp.gp.kernels import lengthscales
 from paragp.gp.linalg import NotPositiveDefiniteError
-from paragp.gp.model import INITIAL_NOISE
+from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR
 
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
@@ -65,9 +65,8 @@ class _Fit:
     def improve(self, sample: Data, iterations: int) -> float:
         """Go on from where it stands; the logarithm of the posterior density that it reaches."""
         weights = None if sample.weights is None else sample.weights.double()
-        found = ExactGP(
-            copy.deepcopy(self.kernel), sample.x.double(), sample.y.double(), weights=weights, noise=self.noise
-        )
+        noise = max(self.noise, 2 * NOISE_FLOOR)  # at the floor itself it could not move
+        found = ExactGP(copy.deepcopy(self.kernel), sample.x.double(), sample.y.double(), weights=weights, noise=noise)
         first = self.start = _logarithms(found).detach() if self.start is None else self.start
         deviations = torch.full_like(first, self.deviation)
         deviations[-1] = NOISE_DEVIATION
