@@ -248,7 +248,7 @@ def test_tables_that_cannot_be_fitted(content, parts, files, tmp_path):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--method", "gpt"], ["method must be one of map, svgp", "got 'gpt'"]),
+        (["--method", "gpt"], ["method must be one of auto, map, svgp", "got 'gpt'"]),
         (["--kernel", "gauss"], ["kernel must be one of matern12", "got 'gauss'"]),
         (["--drop", "nothing"], ["train.csv lacks the column 'nothing'"]),
         (["--weights", "nothing"], ["train.csv lacks the column 'nothing'"]),

@@ -576,7 +576,7 @@ BAD_FITS = {
     "text as a number": (lambda: quick(categorical_features=None).fit(FRAME, PRICE), "Column 'city' holds"),
     "unknown categories": (lambda: quick(categorical_features=["q"]).fit(X, Y), "list of column names"),
     "negative weights": (lambda: quick().fit(X, Y, -np.ones(150)), "Negative values"),
-    "unknown method": (lambda: quick("x").fit(X, Y), "method must be one of map, svgp"),
+    "unknown method": (lambda: quick("x").fit(X, Y), "method must be one of auto, map, svgp"),
     "unknown kernel": (lambda: quick(kernel="x").fit(X, Y), "kernel must be one of matern12"),
     "kernel of another kind": (lambda: quick(kernel=3).fit(X, Y), "name or a gpytorch kernel"),
     "no inducing points": (lambda: quick(n_inducing=0).fit(X, Y), "n_inducing must be a whole number at least 1"),

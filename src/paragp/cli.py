@@ -97,7 +97,7 @@ def fit(
     data: Data,
     target: Annotated[str, typer.Option(help="The column to predict.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for the model.", show_default=False)],
-    method: Annotated[str, typer.Option(help="A name that `paragp methods` lists.")] = "ppgpr-mfd",
+    method: Annotated[str, typer.Option(help="A name that `paragp methods` lists.")] = "auto",
     inducing: Annotated[int, typer.Option(help="Inducing points: more is finer and slower.", min=1)] = 1000,
     kernel: Annotated[str, typer.Option(help="The covariance function; auto: a Matérn kernel.")] = "auto",
     features: Annotated[
@@ -162,10 +162,11 @@ def fit(
     estimator.save(out, overwrite=force, keep_rows=keep_rows)
     summary = fitted.summary
     if as_json:
-        _echo_json({"model": str(out), "method": method, "target": target, **summary})
+        _echo_json({"model": str(out), "method": fitted.method, "target": target, **summary})
         return
     typer.echo(
-        f"Fitted {method} to {summary['rows']} rows of {data} in {summary['seconds']:.1f} s; the model is in {out}."
+        f"Fitted {fitted.method} to {summary['rows']} rows of {data} in {summary['seconds']:.1f} s; the model is in "
+        f"{out}."
     )
     if summary["validation_scores"]:
         typer.echo(f"\nOn {summary['validation_rows']} validation rows:\n\n{_table(summary['validation_scores'])}")
@@ -379,6 +380,7 @@ def methods(as_json: AsJson = False) -> None:
     for line in lines:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     typer.echo(f"{', '.join(FULL_BATCH):<{widths[0]}}  full batch: for up to some thousand rows")
+    typer.echo(f"{'auto':<{widths[0]}}  two-stage, or ppgpr-mfd with a network or a number of epochs")
 
 
 @contextmanager

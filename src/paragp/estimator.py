@@ -86,8 +86,10 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
 
     Parameters
     ----------
-    method : a name of `paragp.METHODS`, or "exact" or "fitc" (full batch)
-        The default, "ppgpr-mfd", trains the predictive distribution itself.
+    method : "auto", a name of `paragp.METHODS`, or "exact" or "fitc" (full batch)
+        "auto" is "two-stage": an accurate mean first, then noise by the row fitted to what it leaves. Where something
+        is set that only gradient steps have (`features`, `mean`, `recipe`, `max_epochs`, `learning_rate`, `renyi`), it
+        is "ppgpr-mfd", which trains the predictive distribution itself. `fitted_.method` says which it was.
     n_inducing : int
         Inducing points (of the mean, where mean and variance have sets of their own). Never more than distinct rows.
         For "two-stage", those of the noise: the mean has up to eight times as many.
@@ -165,7 +167,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
 
     def __init__(
         self,
-        method: str = "ppgpr-mfd",
+        method: str = "auto",
         *,
         n_inducing: int = 1000,
         n_inducing_variance: int | None = None,

@@ -225,6 +225,16 @@ def test_single_precision_leaves_the_same_out():
     np.testing.assert_allclose(found, expected, atol=0.02 * float(expected.std()))
 
 
+def test_single_precision_predicts_what_was_solved_for_where_points_nearly_coincide():
+    """The weights of such points are large and cancel: with sums in single precision the error is three times this."""
+    x = torch.randn(40, 2, generator=generator(1)).repeat(50, 1) + 0.3 * torch.randn(2000, 2, generator=generator(2))
+    data = Data(x, torch.sin(3 * x[:, 0]) + 0.01 * torch.randn(2000, generator=generator(3)))
+    model = METHODS["two-stage"].model("rbf", x[:1200].clone(), x[:10].clone(), noise=3e-4)
+    with torch.no_grad():
+        _, there = Ridge(model, data, 3e-4, ALONE).choose([0.01], data)
+    np.testing.assert_allclose(model.predict_mean(x), there, atol=0.006)
+
+
 def test_mean_points_are_as_many_as_the_rows_can_pay_for():
     wanted = Settings(METHODS["two-stage"])
     assert wanted.points(30_000) == [8000, 1000]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from paragp.gp.covariances import Covariance
 from paragp.gp.kernels import covariance, covariance_matvec, kernel_name, prior_variance
-from paragp.gp.linalg import inverse_cholesky, lower_matmul, unwhiten, unwhitened_weights, whiten
+from paragp.gp.linalg import JITTER, inverse_cholesky, lower_matmul, unwhiten, unwhitened_weights, whiten
 from paragp.gp.moments import Moments
 
 
@@ -105,8 +105,15 @@ class Family(nn.Module, ABC):
 
     def whitener(self, kernel: Kernel, Z: Tensor) -> Tensor:
         """W = Lam^-1 with Lam Lam^T = k(Z, Z) + jitter, shape (M, M)."""
-        K_MM = covariance(kernel, Z, Z)
-        return inverse_cholesky(K_MM, jitter=self.jitter, name=f"K_MM of {kernel_name(kernel)}")
+        K_MM, jitter = self._precise(covariance(kernel, Z, Z))
+        return inverse_cholesky(K_MM, jitter=jitter, name=f"K_MM of {kernel_name(kernel)}").to(Z.dtype)
+
+    def _precise(self, K: Tensor) -> tuple[Tensor, float | None]:
+        """A kernel matrix to be factorised, and its jitter; where no gradient is taken, in float64 with the jitter of
+        its own precision: points that lie close have large weights, which cancel and leave few digits."""
+        if torch.is_grad_enabled():
+            return K, self.jitter
+        return K.double(), JITTER[K.dtype] if self.jitter is None else self.jitter
 
 
 class Coupled(Family):
@@ -184,8 +191,8 @@ class Decoupled(TwoSets):
         self.m = nn.Parameter(Z.new_zeros(len(Z)))  # (M_mu,)
 
     def factorise(self, kernel: Kernel) -> Factor:
-        K_mu = covariance(kernel, self.Z, self.Z)
-        alpha = unwhitened_weights(K_mu, self.m, jitter=self.jitter, name=f"K_mu of {kernel_name(kernel)}")
+        K_mu, jitter = self._precise(covariance(kernel, self.Z, self.Z))
+        alpha = unwhitened_weights(K_mu, self.m.to(K_mu), jitter=jitter, name=f"K_mu of {kernel_name(kernel)}")
         W = self.whitener(self.variance_kernel(kernel), self.Z_variance)
         return self.Factor(alpha, W, self.S.form(W))
 

@@ -110,10 +110,10 @@ def covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
 
 
 def covariance_matvec(kernel: Kernel, x: Tensor, z: Tensor, alpha: Tensor) -> Tensor:
-    """k(x, z) alpha for weights alpha (m,), shape (n,)."""
+    """k(x, z) alpha for weights alpha (m,), summed in their precision; shape (n,)."""
     parts = _stationary_parts(kernel)
     if parts is None:
-        return covariance(kernel, x, z) @ alpha
+        return (covariance(kernel, x, z).to(alpha) @ alpha).to(x)
     return _StationaryMatvec.apply(*parts.scaled(x, z), parts.scale.log(), alpha, parts.profile)
 
 
@@ -317,7 +317,8 @@ class _StationaryMatvec(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, z: Tensor, log_scale: Tensor, alpha: Tensor, profile: Profile) -> Tensor:
         if not any(ctx.needs_input_grad):  # no matrix is kept: each block is used while it is in cache
             blocks = _row_blocks(len(x), len(z))
-            return torch.cat([_evaluate(x[rows], z, log_scale, profile, False, False)[0] @ alpha for rows in blocks])
+            parts = [_evaluate(x[rows], z, log_scale, profile, False, False)[0].to(alpha) @ alpha for rows in blocks]
+            return torch.cat(parts).to(x)
         k, steep = _evaluate(x, z, log_scale, profile, False, True)
         out = k @ alpha
         ctx.save_for_backward(x, z, alpha, k, steep, out)

@@ -19,8 +19,8 @@ LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: be
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
 # of a sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
 NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
-# Of several kernels each is looked at for a share of the iterations, and the chosen one again, with more rows.
-FIRST_LOOK, LAST_LOOK, MORE_ROWS = 0.5, 0.3, 1.5
+# Of several kernels the chosen one is looked at again: a share of the iterations, and more rows.
+LAST_LOOK, MORE_ROWS = 0.3, 1.5
 
 
 def choose_kernel(
@@ -44,14 +44,13 @@ def choose_kernel(
         data = data.take(data.weights > 0)
     data = data.take(torch.randperm(data.size, generator=generator).to(data.y.device))
     several = len(kernels) > 1
-    first, last = (round(share * iterations) for share in (FIRST_LOOK if several else 1.0, LAST_LOOK))
     fits = [_Fit(kernel, deviation) for kernel in kernels]
-    losses = [-fit.improve(data.take(slice(rows)), first) for fit in fits]
+    losses = [-fit.improve(data.take(slice(rows)), iterations) for fit in fits]
     if several and error is not None:
         losses = [error(fit.kernel, fit.noise) for fit in fits]
     chosen = fits[min(range(len(fits)), key=losses.__getitem__)]
     if several:
-        chosen.improve(data.take(slice(round(MORE_ROWS * rows))), last)
+        chosen.improve(data.take(slice(round(MORE_ROWS * rows))), round(LAST_LOOK * iterations))
     return chosen.kernel, chosen.noise
 
 
