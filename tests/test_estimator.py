@@ -59,6 +59,32 @@ def test_scikit_learns_checks(estimator, check):
         check(estimator)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"max_epochs": 2}, {"features": (4,)}, {"mean": (4,)}, {"recipe": "adam"}, {"learning_rate": 0.1},
+        {"renyi": 0.5},
+    ],
+)  # fmt: skip
+def test_auto_takes_gradient_steps_where_something_is_set_that_only_they_have(asked):
+    assert ParametricGPRegressor(**asked)._method == "ppgpr-mfd"
+    assert ParametricGPRegressor("svgp", **asked)._method == "svgp"
+
+
+@pytest.mark.parametrize(("asked", "method"), [({"beta": 0.3}, "two-stage"), ({"max_epochs": 2}, "ppgpr-mfd")])
+def test_what_auto_stood_for_is_kept(asked, method, tmp_path):
+    model = ParametricGPRegressor(n_inducing=8, random_state=0, **asked).fit(X, Y)
+    assert (model.method, model.fitted_.method) == ("auto", method)
+    model.save(tmp_path / "model")
+    assert ParametricGPRegressor.load(tmp_path / "model").method == method
+
+
+def test_a_warm_start_of_auto_begins_anew_where_it_stands_for_another_method():
+    model = ParametricGPRegressor(n_inducing=8, random_state=0, warm_start=True).fit(X, Y)
+    model.set_params(max_epochs=2).fit(X, Y)
+    assert model.fitted_.method == "ppgpr-mfd"
+
+
 def test_the_default_estimator_declares_no_excuses():
     tags = ParametricGPRegressor().__sklearn_tags__()
     assert not tags.non_deterministic
