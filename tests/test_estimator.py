@@ -63,7 +63,7 @@ def test_scikit_learns_checks(estimator, check):
     "asked",
     [
         {"max_epochs": 2}, {"features": (4,)}, {"mean": (4,)}, {"recipe": "adam"}, {"learning_rate": 0.1},
-        {"renyi": 0.5},
+        {"renyi": 0.5}, {"batch_size": 50},
     ],
 )  # fmt: skip
 def test_auto_takes_gradient_steps_where_something_is_set_that_only_they_have(asked):

@@ -116,7 +116,7 @@ def fit(
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
     valid: Annotated[Path | None, typer.Option(help="Rows to validate on; a tenth is held out if left out.")] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Read Parquet again in each epoch, as is done beyond a quarter of memory.")
+        bool, typer.Option("--stream", help="Read Parquet in parts, as is done beyond a quarter of memory.")
     ] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="A folder to keep the training in as it goes.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,

@@ -88,8 +88,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     ----------
     method : "auto", a name of `paragp.METHODS`, or "exact" or "fitc" (full batch)
         "auto" is "two-stage": an accurate mean first, then noise by the row fitted to what it leaves. Where something
-        is set that only gradient steps have (`features`, `mean`, `recipe`, `max_epochs`, `learning_rate`, `renyi`), it
-        is "ppgpr-mfd", which trains the predictive distribution itself. `fitted_.method` says which it was.
+        is set that only gradient steps have (`features`, `mean`, `recipe`, `max_epochs`, `batch_size`, `learning_rate`,
+        `renyi`), it is "ppgpr-mfd", which trains the predictive distribution itself; `fitted_.method` says which.
     n_inducing : int
         Inducing points (of the mean, where mean and variance have sets of their own). Never more than distinct rows.
         For "two-stage", those of the noise: the mean has up to eight times as many.
@@ -107,7 +107,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         module takes what the kernel takes (the features, or the inputs, encoded and standardised) to (b,) or (b, 1),
         in units of the standardised target.
     beta : float or "auto"
-        Weight beta_reg of the regulariser. "auto" searches the paper's grid on validation rows.
+        Weight beta_reg of the regulariser. "auto" searches the method's grid (the paper's, for its methods) on
+        validation rows. For "two-stage" it is the weight of the mean's prior.
     gamma : float or "auto"
         For "gamma-robust" and "ppgpr-gamma" only, as `beta`.
     bb_alpha : float or "auto"
@@ -313,9 +314,9 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         """Fit to Parquet files that need not fit into memory: a file, a folder (key=value/ folders are columns) or a
         glob. `target`, `sample_weight` and `drop` are names of columns; all others are inputs.
 
-        All rows are read once for their statistics, and again in each epoch. Memory is bounded whatever their number:
-        up to 20,000 rows are held out for validation, and batches are drawn from a buffer that row groups fill in
-        random order. `checkpoint` and `resume` are as in `fit`.
+        All rows are read once for their statistics, and again for the solves or in each epoch. Memory is bounded
+        whatever their number: up to 20,000 rows are held out for validation, and batches are drawn from a buffer that
+        row groups fill in random order. `checkpoint` and `resume` are as in `fit`.
         """
         start = time.perf_counter()
         self._check_parameters()
@@ -359,8 +360,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         if self.method != "auto":
             return self.method
         networks = self.features is not None or self.mean is not None
-        steps = (self.recipe, self.max_epochs, self.learning_rate) != ("auto", "auto", "auto") or self.renyi != 1
-        return "ppgpr-mfd" if networks or steps else "two-stage"
+        steps = any(value != "auto" for value in (self.recipe, self.max_epochs, self.batch_size, self.learning_rate))
+        return "ppgpr-mfd" if networks or steps or self.renyi != 1 else "two-stage"
 
     def _generator(self) -> torch.Generator:
         """Of all random numbers of a fit; processes that train together have the same."""

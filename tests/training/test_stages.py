@@ -8,6 +8,8 @@ import torch
 
 from paragp import METHODS, Data
 from paragp.gp.kernels import covariance, evened, prior_variance
+from paragp.gp.linalg import JITTER
+from paragp.training import recipe
 from paragp.training.best import Best
 from paragp.training.distributed import ALONE
 from paragp.training.recipe import RECIPES, Settings, new_model, train
@@ -105,13 +107,51 @@ def test_the_error_of_a_kernel_is_that_of_the_mean_at_rows_held_out(weighted):
     assert held_out_error(model, data, held_out, [0.3]) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("rough", [False, True])
-def test_the_kernel_is_the_one_whose_mean_is_nearest_to_other_rows(rough):
-    x = 3 * torch.rand(700, 1, generator=generator(1), dtype=torch.float64)
-    y = torch.sign(torch.sin(9 * x[:, 0])) if rough else torch.sin(2 * x[:, 0])
-    quick = replace(RECIPES["auto"], kernel_rows=60)
-    found = new_model(Settings(METHODS["two-stage"], n_inducing=40, recipe=quick), Data(x, y), generator())
-    assert (found.kernel.base_kernel.nu < 2.5) == rough
+@pytest.mark.parametrize("best", [0, 1, 2])
+def test_the_kernel_is_the_one_of_least_error_at_rows_held_out(best, monkeypatch):
+    data, seen = rows(300)._replace(weights=torch.arange(300.0).double() % 3), []
+
+    def error(model, known, judged, betas):
+        seen.append(model.kernel.base_kernel.nu)
+        assert known.size == 4 * judged.size == 160  # of the 200 rows that count
+        assert len(torch.cat([known.x, judged.x]).unique(dim=0)) == 200
+        assert len(model.family.Z) == 30  # no more than the mean will have
+        assert betas == (0.3,)
+        return float(len(seen) != best + 1)
+
+    monkeypatch.setattr(recipe, "held_out_error", error)
+    quick = replace(RECIPES["auto"], kernel_rows=60, kernel_iterations=3)
+    wanted = Settings(METHODS["two-stage"], n_inducing=30, n_inducing_variance=10, beta=0.3, recipe=quick)
+    assert new_model(wanted, data, generator()).kernel.base_kernel.nu == seen[best]
+    assert seen == [2.5, 1.5, 0.5]
+
+
+def test_one_kernel_and_few_rows_are_not_judged(monkeypatch):
+    monkeypatch.setattr(recipe, "held_out_error", None)
+    new_model(Settings(METHODS["two-stage"], n_inducing=30), rows(100), generator())
+    fresh(rows(100))
+
+
+@pytest.mark.parametrize("kernel", ["matern52", "linear"])
+def test_of_rows_that_are_points_the_others_leave_unknown_what_counts(kernel):
+    data, others = rows(12), rows(5, seed=3)
+    model = METHODS["two-stage"].model(kernel, data.x.clone(), data.x[:8].clone(), noise=0.1).double()
+    with torch.no_grad():
+        head = Head(model, model.kernel, data, data.y)
+        found = head.seen.log_u.exp().numpy()
+        jitter = JITTER[torch.float64]
+        K = covariance(model.kernel, data.x, data.x).numpy()
+        new = head.inputs(others.x).log_u.exp().numpy()
+        across = covariance(model.kernel, data.x[:8], others.x).numpy()
+        k_new = prior_variance(model.kernel, others.x).numpy()
+    K[range(8), range(8)] += jitter * K.diagonal()[:8].mean()
+    for i in range(12):
+        kept = [j for j in range(8) if j != i]
+        k = K[kept, i]
+        left = K[i, i] - k @ np.linalg.solve(K[np.ix_(kept, kept)], k)
+        assert found[i] == pytest.approx(min(left / (K[i, i] - (i < 8) * jitter), 1), rel=0.05, abs=1e-4)
+    expected = 1 - np.einsum("ij,ij->j", across, np.linalg.solve(K[:8, :8], across)) / k_new
+    np.testing.assert_allclose(new, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("tails", [0.0, 0.2])

@@ -97,13 +97,14 @@ def test_the_likeliest_kernel_is_chosen_or_the_one_of_least_error():
     options = {"rows": 60, "iterations": 40, "deviation": FAR}
 
     def error(kernel, noise):
-        seen.append((kernel, noise))
+        seen.append((kernel, kernel.base_kernel.lengthscale.item()))
         return -len(seen)
 
     kernels = [make_kernel(name, 1).double() for name in ("matern52", "matern12")]
     assert choose_kernel(kernels, data, generator=generator(), **options)[0] is kernels[0]
     found = choose_kernel(kernels, data, generator=generator(), error=error, **options)
     assert found[0] is seen[1][0] is kernels[1]
+    assert found[0].base_kernel.lengthscale.item() != seen[1][1]  # it is looked at again, with more rows
     assert [kernel for kernel, _ in seen] == kernels
     assert choose_kernel(kernels[:1], data, generator=generator(), error=error, **options)[0] is kernels[0]
     assert len(seen) == 2

@@ -175,11 +175,14 @@ def _partitions(files: Sequence[Path], root: Path) -> list[dict[str, pa.Scalar]]
 
 
 def _plain(part: pa.Table) -> pa.Table:
-    """Views as text: Arrow cannot take rows of them."""
-    if not any(pa.types.is_string_view(kind) for kind in part.schema.types):
-        return part
-    fields = [f.with_type(pa.string()) if pa.types.is_string_view(f.type) else f for f in part.schema]
-    return part.cast(pa.schema(fields))
+    """Views and dictionaries as their values: Arrow cannot take rows of the former, nor join many of the latter."""
+    fields = [field.with_type(_plain_type(field.type)) for field in part.schema]
+    return part if fields == list(part.schema) else part.cast(pa.schema(fields))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.string() if pa.types.is_string_view(kind) else kind
 
 
 def _check_schema(schema: pa.Schema, first: pa.Schema, file: Path, first_file: Path) -> None:

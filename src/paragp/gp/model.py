@@ -105,7 +105,7 @@ class ParametricGP(nn.Module):
         """p(y | x) = N(y | mean, sigma_f(x)^2 + sigma_obs^2) (Eqn preddist2), in chunks of rows.
 
         With a finite `dof` it is the Student-t of the same mean and variance.
-        Pass `factor=model.factorise()` to share the factorisation between calls.
+        Pass `factor=model.factorise()`, made under `torch.no_grad()`, to share the factorisation between calls.
         """
         factor = self.factorise() if factor is None else factor
         embedded = self._embedded(x, chunk)

@@ -162,7 +162,8 @@ def _gp(
     rows, held_out = tensors(parts.train), tensors(parts.valid)
     trained = train(settings, rows, held_out, generator=torch.Generator().manual_seed(0), on_epoch=lambda _: tick())
     model = trained.model
-    factor = model.factorise()
+    with torch.no_grad():
+        factor = model.factorise()
     found = {"beta": trained.beta, "epochs": len(trained.history), "best_epoch": trained.best_epoch}
     return lambda x: model.predict(torch.from_numpy(x).float(), factor=factor), found
 

@@ -50,8 +50,9 @@ SMOOTHNESSES = ("matern52", "matern32", "matern12")  # that kernel="auto" choose
 # Inducing points of the mean, where training is by solves: up to so many times n_inducing, of no fewer rows each, while
 # rows times points^2, which is what it costs, are at most
 MOST_MEAN_POINTS, ROWS_OF_A_POINT, SOLVE_COST = 8, 1.5, 2e12
-# They are judged by the error of a mean with so many times n_inducing points, at a share of the rows and at most
-JUDGED_POINTS, JUDGED_SHARE, JUDGED_ROWS = 2, 0.2, 5000
+# Kernels are judged by the error of a mean with up to so many times n_inducing points, of at most so many rows, at a
+# share of these
+JUDGED_POINTS, JUDGED_ROWS, JUDGED_SHARE, MOST_JUDGED = 2, 50_000, 0.2, 5000
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
 
 
@@ -158,6 +159,11 @@ class Settings:
         if self.kernel != "auto":
             return [self.kernel]
         return SMOOTHNESSES if self.staged else SMOOTHNESSES[:1]
+
+    @property
+    def ridges(self) -> tuple[float, ...]:
+        """Weights of the mean's prior, where training is by solves."""
+        return self.method.beta if self.beta is None else (self.beta,)
 
     def points(self, n: int) -> list[int]:
         """How many inducing points each set has: of the mean, or of all, and of the variance."""
@@ -297,8 +303,7 @@ def train(
         return left if best.ran_out else 0
 
     if settings.staged:
-        betas = settings.method.beta if settings.beta is None else (settings.beta,)
-        log.recall(lambda: solve_in_stages(model, data, best, betas, group, fresh=fresh, pause=log.pause()))
+        log.recall(lambda: solve_in_stages(model, data, best, settings.ridges, group, fresh=fresh, pause=log.pause()))
     else:
         log.recall(lambda: attempt(first, full))
     cooling = 0 if settings.staged else log.recall(epochs_to_cool)
@@ -411,21 +416,21 @@ def _points(
 def _judge(settings: Settings, data: Data, generator: torch.Generator) -> Callable[[Kernel, float], float] | None:
     """What tells kernels apart for a solved mean: its error, with fewer points, at rows that it has not seen. They are
     more than the kernels were fitted to: what suits few rows is too smooth for many. None where the rows are few."""
-    if not settings.staged or data.size <= 2 * settings.recipe.kernel_rows:
+    if not settings.staged or len(settings.kernels) == 1:
         return None
-    if data.weights is not None:
-        data = data.take(data.weights > 0)
-    order = torch.randperm(data.size, generator=generator).to(data.y.device)
-    judged, known = (
-        data.take(part) for part in order.tensor_split([min(JUDGED_ROWS, round(JUDGED_SHARE * data.size))])
-    )
+    there = torch.arange(data.size) if data.weights is None else (data.weights > 0).nonzero()[:, 0].cpu()
+    if len(there) <= 2 * settings.recipe.kernel_rows:
+        return None
+    order = there[torch.randperm(len(there), generator=generator)][:JUDGED_ROWS].to(data.y.device)
+    held_out = min(MOST_JUDGED, round(JUDGED_SHARE * len(order)))
+    judged, known = data.take(order[:held_out]), data.take(order[held_out:])
+    points = min(JUDGED_POINTS * settings.n_inducing, settings.points(data.size)[0])
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
 
     def error(kernel: Kernel, noise: float) -> float:
-        sizes = [JUDGED_POINTS * settings.n_inducing, 1]
-        Z = _points(kernel, known, sizes, True, torch.Generator().manual_seed(seed))
+        Z = _points(kernel, known, [points, 1], True, torch.Generator().manual_seed(seed))
         model = settings.method.model(kernel, *Z, noise=max(noise, 2 * NOISE_FLOOR))
-        return held_out_error(model, known, judged, settings.method.beta)
+        return held_out_error(model, known, judged, settings.ridges)
 
     return error
 

@@ -33,7 +33,7 @@ from paragp.training.solves import factor_of
 CHUNK = 4000  # rows taken together
 NOISE_ROWS = 50_000  # at most, whose residuals the noise is fitted to
 PENALTIES = (30.0, 3.0, 0.3, 0.03)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
-SAME = 1e-5  # of a distance in standardised units: a row that lies as near to an inducing point is that point
+SAME = 1e-5  # of a row's size: one that lies as near to an inducing point is that point
 LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
 SMALLEST_UNKNOWN = 1e-30  # with a logarithm
 CLEARLY = 0.01  # of the squared error: less is not worth leverages near one, which leave little of the residuals
@@ -160,16 +160,19 @@ class Ridge:
         nearer; it becomes the model's. And its values there."""
         chosen, there = self.solve(betas[0]), None
         if held_out is not None:
-            A = torch.cat([self.features(part) for part in held_out.x.split(CHUNK)], 1)
-            there = chosen.m @ A
+            there = self.mean(chosen, held_out.x)
             for beta in betas[1:]:
                 tried = self.solve(beta)
-                values = tried.m @ A
+                values = self.mean(tried, held_out.x)
                 if not _squared_error(values, held_out) < (1 - CLEARLY) * _squared_error(there, held_out):
                     break
                 chosen, there = tried, values
         self.model.family.m.copy_(chosen.m)
         return chosen, there
+
+    def mean(self, mean: Mean, x: Tensor) -> Tensor:
+        """Its values at x (n, d); shape (n,)."""
+        return torch.cat([mean.m @ self.features(part) for part in x.split(CHUNK)])
 
     def left_out(self, mean: Mean, rows: Data) -> Tensor:
         """The rows' residuals, each from the mean without its row: r_i / (1 - h_i), h_i its leverage; (n,)."""
@@ -232,9 +235,9 @@ class Head:
             A = whiten(self.W, K)
             u = unknown(A, k_diag)
             if own:
-                nearest = K.argmax(0)
-                left_out = 1 / (self.W[:, nearest].square().sum(0) * k_diag)
-                same = (part - Z[nearest]).abs().amax(1) < SAME
+                nearest = torch.cdist(part, Z).argmin(1)
+                same = ((part - Z[nearest]).abs() <= SAME * (1 + part.abs())).all(1)
+                left_out = 1 / (self.W.square().sum(0)[nearest] * k_diag)
                 u = torch.where(same, left_out.clamp_max(1), u)
             features.append(A)
             shares.append(u)

@@ -42,15 +42,16 @@ def choose_kernel(
     """
     if data.weights is not None:
         data = data.take(data.weights > 0)
-    data = data.take(torch.randperm(data.size, generator=generator).to(data.y.device))
     several = len(kernels) > 1
+    order = torch.randperm(data.size, generator=generator).to(data.y.device)
+    data = data.take(order[: round(MORE_ROWS * rows)])
     fits = [_Fit(kernel, deviation) for kernel in kernels]
     losses = [-fit.improve(data.take(slice(rows)), iterations) for fit in fits]
     if several and error is not None:
         losses = [error(fit.kernel, fit.noise) for fit in fits]
     chosen = fits[min(range(len(fits)), key=losses.__getitem__)]
     if several:
-        chosen.improve(data.take(slice(round(MORE_ROWS * rows))), round(LAST_LOOK * iterations))
+        chosen.improve(data, round(LAST_LOOK * iterations))
     return chosen.kernel, chosen.noise
 
 
