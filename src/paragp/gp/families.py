@@ -191,9 +191,11 @@ class Decoupled(TwoSets):
         self.m = nn.Parameter(Z.new_zeros(len(Z)))  # (M_mu,)
 
     def factorise(self, kernel: Kernel) -> Factor:
+        W = self.whitener(self.variance_kernel(kernel), self.Z_variance)
+        if not torch.is_grad_enabled() and not bool(self.m.any()):
+            return self.Factor(torch.zeros_like(self.m), W, self.S.form(W))  # a mean of zero needs no factor
         K_mu, jitter = self._precise(covariance(kernel, self.Z, self.Z))
         alpha = unwhitened_weights(K_mu, self.m.to(K_mu), jitter=jitter, name=f"K_mu of {kernel_name(kernel)}")
-        W = self.whitener(self.variance_kernel(kernel), self.Z_variance)
         return self.Factor(alpha, W, self.S.form(W))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
