@@ -20,12 +20,15 @@ import time
 
 import gpytorch_curve
 import machine
+import numpy as np
 import torch
+from scipy.stats import kstest
 
 from paragp.atomic import writing
-from paragp.data.datasets import Split, load, split
+from paragp.data.datasets import FLOOR, Split, load, split
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
+from paragp.metrics import COVERAGE_LEVELS, METRICS, pit
 from paragp.paper.protocol import SMALLER
 from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
@@ -34,6 +37,13 @@ from paragp.training.recipe import RECIPES, Settings, new_model, train
 FOLDER = pathlib.Path(__file__).parent / "results" / "quality"
 TREES, PATIENCE = 2000, 50
 DEFAULTS = {"recipe": "auto", "M": 1000, "M_mean": None, "beta": None, "seed": 0}  # other values stand in a run's name
+
+
+def calibration(dist: PredictiveDistribution, y: np.ndarray) -> dict[str, float]:
+    """The shares of rows that central intervals hold, and the Kolmogorov-Smirnov distance of the PIT from uniform."""
+    dist = dist.floored(FLOOR)
+    shares = {f"coverage_{level}": METRICS[f"coverage_{level}"](dist, y) for level in COVERAGE_LEVELS}
+    return shares | {"ks": float(kstest(pit(dist, y), "uniform").statistic)}
 
 
 def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
@@ -64,6 +74,7 @@ def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
     return {
         "seconds": seconds, "start_seconds": first, "epochs": len(trained.history), "best_epoch": trained.best_epoch,
         "beta": trained.beta, "gamma": trained.gamma, **score(model),
+        **calibration(model.predict(test_rows.x), test_rows.y.double().numpy()),
         "noise_std": None if model.noise_by_row else float(model.noise.detach()) ** 0.5,
         "valid": scores(model.predict(valid_rows.x), valid_rows.y.double().numpy()), "curve": curve,
     }  # fmt: skip
@@ -84,6 +95,7 @@ def catboost(parts: Split, options: argparse.Namespace) -> dict:
         "seconds": seconds,
         "trees": model.tree_count_,
         **scores(PredictiveDistribution(mean, var, 0.0), parts.test.y),
+        **calibration(PredictiveDistribution(mean, var, 0.0), parts.test.y),
     }
 
 
@@ -96,7 +108,8 @@ def ngboost(parts: Split, options: argparse.Namespace) -> dict:
     seconds = time.perf_counter() - start
     found = model.pred_dist(parts.test.x, max_iter=model.best_val_loss_itr)
     dist = PredictiveDistribution(found.loc, found.scale**2, 0.0)
-    return {"seconds": seconds, "trees": model.best_val_loss_itr, **scores(dist, parts.test.y)}
+    return {"seconds": seconds, "trees": model.best_val_loss_itr, **scores(dist, parts.test.y),
+            **calibration(dist, parts.test.y)}  # fmt: skip
 
 
 PEERS = {"catboost": catboost, "ngboost": ngboost}
