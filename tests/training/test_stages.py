@@ -9,7 +9,7 @@ import torch
 from paragp import METHODS, Data
 from paragp.gp.kernels import covariance, evened, prior_variance
 from paragp.gp.linalg import JITTER
-from paragp.training import recipe
+from paragp.training import recipe, stages
 from paragp.training.best import Best
 from paragp.training.distributed import ALONE
 from paragp.training.recipe import RECIPES, Settings, new_model, train
@@ -77,6 +77,26 @@ def test_residuals_are_those_of_a_mean_that_has_not_seen_their_row():
         others = torch.arange(60) != i
         expected = float(data.y[i]) - fitc_mean(model, data.take(others), data.x[i : i + 1], 0.3)[0]
         assert float(found[i]) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_estimated_leverages_leave_out_the_same(weighted, monkeypatch):
+    """With a relative error of one over the root of half the probes, however large a leverage is, and no bias."""
+    data = rows(1500)
+    if weighted:
+        data = data._replace(weights=1.0 + torch.arange(1500).double() % 3)
+    model = METHODS["two-stage"].model("matern52", data.x[:600].clone(), data.x[:10].clone(), noise=NOISE)
+    exact = left_out(model, data, 0.003)
+    monkeypatch.setattr(stages, "EXACT_LEVERAGES", 0)
+    found = left_out(model, data, 0.003)
+    with torch.no_grad():
+        ridge = ridge_of(model, data)
+        kept = data.y - ridge.mean(ridge.solve(0.003), data.x)
+    ratio = (found / exact).numpy()
+    assert float((exact / kept).max()) > 20  # some leverages are close to one
+    assert np.abs(ratio - 1).max() < 5 * np.sqrt(2 / stages.PROBES)
+    assert 0.01 < ratio.std() < np.sqrt(2 / stages.PROBES)
+    assert np.mean(ratio**2) == pytest.approx(1, abs=0.015)
 
 
 def test_validation_rows_choose_the_weight_of_the_prior():
@@ -169,6 +189,19 @@ def test_the_heads_gradient_is_its_losss(tails):
         slope = (head._loss(at + step, 1.0)[0] - head._loss(at - step, 1.0)[0]) / 2e-5
         assert gradient[i] == pytest.approx(slope, abs=1e-6)
     assert np.isfinite(loss)
+
+
+@pytest.mark.parametrize("tails", [False, True])
+def test_the_noise_is_fitted_to_the_end(tails):
+    data = rows(400, draw=student, noise=lambda x: 0.05 + 0.3 * torch.sigmoid(3 * x[:, 1]))
+    model = fresh(data)
+    with torch.no_grad():
+        ridge = ridge_of(model, data)
+        head = Head(model, model.kernel, data, ridge.left_out(ridge.solve(0.3), data))
+        head.fit(0.3, tails)
+    _, gradient = head._loss(np.concatenate([head.at.a, head.at[1:]]), 0.3)
+    assert np.abs(gradient[:-2]).max() < 1e-4  # power and tails may be at their limits
+    assert np.abs(head.at.a).max() > 0.1
 
 
 def test_what_the_head_says_is_what_the_model_predicts():

@@ -425,10 +425,11 @@ def _judge(settings: Settings, data: Data, generator: torch.Generator) -> Callab
     held_out = min(MOST_JUDGED, round(JUDGED_SHARE * len(order)))
     judged, known = data.take(order[:held_out]), data.take(order[held_out:])
     points = min(JUDGED_POINTS * settings.n_inducing, settings.points(data.size)[0])
-    seed = int(torch.randint(2**31 - 1, (), generator=generator))
+    Z: list[torch.Tensor] = []
 
     def error(kernel: Kernel, noise: float) -> float:
-        Z = _points(kernel, known, [points, 1], True, torch.Generator().manual_seed(seed))
+        if not Z:  # the same for all kernels: what differs is how they suit the rows
+            Z.extend(_points(kernel, known, [points, 1], True, generator))
         model = settings.method.model(kernel, *Z, noise=max(noise, 2 * NOISE_FLOOR))
         return held_out_error(model, known, judged, settings.ridges)
 

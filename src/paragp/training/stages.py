@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 from torch import Tensor
 
@@ -38,6 +39,9 @@ LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
 SMALLEST_UNKNOWN = 1e-30  # with a logarithm
 CLEARLY = 0.01  # of the squared error: less is not worth leverages near one, which leave little of the residuals
 STEPS = 100  # of L-BFGS
+PROBES = 256  # random vectors that estimate leverages where exact ones would cost more than the solve
+EXACT_LEVERAGES = 2e11  # rows times points^2, up to which leverages are exact
+CURVED_ROWS = 10_000  # at most, that the curvature of the noise's fit is taken from
 
 
 def fits() -> int:
@@ -112,7 +116,7 @@ def _fit_noise(head: "Head", check: "Validation") -> None:
 
 def some(rows: Data, most: int) -> Data:
     """At most so many of the rows, spread over all of them: tables are often sorted."""
-    return rows.take(slice(None, None, math.ceil(rows.size / most)))
+    return rows if rows.size <= most else rows.take(slice(None, None, math.ceil(rows.size / most)))
 
 
 class Mean(NamedTuple):
@@ -120,7 +124,7 @@ class Mean(NamedTuple):
 
     beta: float
     m: Tensor  # (M,)
-    root: Tensor  # (M, M), of H + beta I
+    root: Tensor  # (M, M), of H + beta I, in float64
 
 
 class Ridge:
@@ -131,10 +135,15 @@ class Ridge:
         self.features = model.family.mean_basis(model.kernel).features
         m = model.family.m.detach()
         self.H, self.target = m.new_zeros(len(m), len(m), dtype=torch.float64), m.new_zeros(len(m), dtype=torch.float64)
+        # Of a table whose leverages are to be estimated: its features, which took longest to compute.
+        self.rows = data if isinstance(data, Data) and data.size <= NOISE_ROWS and self.costly(data.size) else None
+        self.kept: list[tuple[Tensor, Tensor]] = []
         for part in data.chunks(CHUNK):
             A, c = self.weighed(part)
             self.H += lower_of_product(A, A.T, scale=c)
             self.target += A @ (c * part.y)
+            if self.rows is not None:
+                self.kept.append((A, c))
         group.add([self.H, self.target])
         self.H = self.H.tril_().add_(self.H.tril(-1).T)
 
@@ -153,7 +162,7 @@ class Ridge:
         if root is None:
             raise NotPositiveDefiniteError("The kernel cannot tell these rows apart. Take fewer inducing points.")
         m = torch.cholesky_solve(self.target[:, None], root)[:, 0]
-        return Mean(beta, m.to(self.model.family.m), root.to(self.model.family.m))
+        return Mean(beta, m.to(self.model.family.m), root)
 
     def choose(self, betas: Sequence[float], held_out: Data | None) -> tuple[Mean, Tensor | None]:
         """The mean of the first weight of the prior, or of one after it while each brings the validation rows clearly
@@ -174,15 +183,43 @@ class Ridge:
         """Its values at x (n, d); shape (n,)."""
         return torch.cat([mean.m @ self.features(part) for part in x.split(CHUNK)])
 
+    def costly(self, n: int) -> bool:
+        """Whether leverages of n rows would take long."""
+        return n * len(self.H) ** 2 > EXACT_LEVERAGES
+
     def left_out(self, mean: Mean, rows: Data) -> Tensor:
         """The rows' residuals, each from the mean without its row: r_i / (1 - h_i), h_i its leverage; (n,)."""
-        root, found = mean.root, []
-        largest = 1 - math.sqrt(torch.finfo(root.dtype).eps)  # beyond, what is left of a row is rounding
-        for part in (rows.take(slice(start, start + CHUNK)) for start in range(0, rows.size, CHUNK)):
+        least = math.sqrt(torch.finfo(mean.m.dtype).eps)  # of 1 - h: below, what is left of a row is rounding
+        if rows is self.rows:
+            return self._probed(mean, rows, least)
+        root, found = mean.root.to(mean.m), []
+        for part in rows.chunks(CHUNK):
             A, c = self.weighed(part)
             leverage = c * torch.linalg.solve_triangular(root, A, upper=False).square().sum(0)
-            found.append((part.y - mean.m @ A) / (1 - leverage.clamp_max(largest)))
+            found.append((part.y - mean.m @ A) / (1 - leverage).clamp_min(least))
         return torch.cat(found)
+
+    def _probed(self, mean: Mean, rows: Data, least: float) -> Tensor:
+        """The same with estimated leverages, from random probes G (n, k) and G' (M, k).
+
+        With F = diag(c)^1/2 A^T and P = I - F (H + beta)^-1 F^T, 1 - h_i is P's diagonal, and P = P^2 + beta
+        F (H + beta)^-2 F^T. So it is the mean over probes of (P G)_i^2 + beta (F (H + beta)^-1 G')_i^2: a sum of
+        squares, with the same relative error however close to one a leverage is.
+        """
+        generator, (M, k) = torch.Generator().manual_seed(0), (len(mean.m), PROBES)
+        G = torch.randn(rows.size, k, generator=generator).to(mean.m)
+        G_points = torch.randn(M, k, generator=generator).to(mean.m)
+        total = torch.zeros(M, k).to(mean.m)
+        parts = list(zip(self.kept, G.split(CHUNK), rows.y.split(CHUNK), strict=True))
+        for (A, c), g, _ in parts:
+            total += A @ (c.sqrt()[:, None] * g)
+        solved = torch.cholesky_solve(torch.cat([total, G_points], 1).double(), mean.root).to(mean.m)
+        found = []
+        for (A, c), g, y in parts:
+            of_rows, of_points = (c.sqrt()[:, None] * (A.T @ solved)).split(k, 1)
+            left = ((g - of_rows).square().sum(1) + mean.beta * of_points.square().sum(1)) / k
+            found.append((y - mean.m @ A) / left.clamp_min(least))
+        return math.sqrt((1 - 2 / k) * (1 - 4 / k)) * torch.cat(found)  # the mean square of 1 / left is too large
 
 
 def _squared_error(mean: Tensor, rows: Data) -> float:
@@ -223,6 +260,9 @@ class Head:
         level = float(self.square @ self.weights) / self.total
         M = len(family.variance_points)
         self.at = Unknowns(np.zeros(M), math.log(max(level, NOISE_FLOOR)), 0.0, 0.0)
+        step = math.ceil(rows.size / CURVED_ROWS)
+        A, weights = self.seen.A[:, ::step], self.weights[::step]
+        self.curvature = 0.5 * step * lower_of_product(A, A.T, scale=weights.to(A)).double().cpu()
 
     def inputs(self, x: Tensor, own: bool = False) -> Inputs:
         """What the noise depends on at x (n, d). Of `own` rows, which the model has seen, those that are inducing
@@ -244,15 +284,24 @@ class Head:
         return Inputs(torch.cat(features, 1), k.double(), torch.cat(shares).double().clamp_min(SMALLEST_UNKNOWN).log())
 
     def fit(self, penalty: float, tails: bool = False) -> float:
-        """Set the model's noise, and its tails or none; the log likelihood per row of the residuals."""
-        start = np.concatenate([self.at.a, [self.at.b, self.at.power, (self.at.tails or 0.2) if tails else 0.0]])
+        """Set the model's noise, and its tails or none; the log likelihood per row of the residuals.
+
+        L-BFGS sees z = R^T a, with R R^T the curvature of the loss in a where all of a row's variance is its noise: in
+        z all directions are about equally steep, and tens of steps do where in a hundreds would.
+        """
+        R = np.linalg.cholesky((self.curvature + penalty * torch.eye(len(self.curvature))).numpy() / self.total)
+        start = np.concatenate([R.T @ self.at.a, [self.at.b, self.at.power, (self.at.tails or 0.2) if tails else 0.0]])
         free = [(None, None)] * (len(start) - 2)
         bounds = [*free, (0.0, math.log(LARGEST_POWER)), (1e-3, LARGEST_TAILS) if tails else (0.0, 0.0)]
+
+        def loss(at: Array) -> tuple[float, Array]:
+            value, gradient = self._loss(np.concatenate([solve_triangular(R.T, at[:-3]), at[-3:]]), penalty)
+            return value, np.concatenate([solve_triangular(R, gradient[:-3], lower=True), gradient[-3:]])
+
         found = minimize(
-            self._loss, start, args=(penalty,), jac=True, method="L-BFGS-B", bounds=bounds,
-            options={"maxiter": STEPS, "maxcor": 20},
-        )  # fmt: skip
-        self.at = Unknowns(found.x[:-3], *found.x[-3:].tolist())
+            loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS, "maxcor": 20}
+        )
+        self.at = Unknowns(solve_triangular(R.T, found.x[:-3]), *found.x[-3:].tolist())
         self._write()
         return -float(found.fun)
 
