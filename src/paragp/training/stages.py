@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 from torch import Tensor
 
@@ -82,12 +81,13 @@ def solve_in_stages(
     best.begin(Trial(betas[0]))
     rows = some(data.sample, NOISE_ROWS)
     noise = float(model.noise if fresh else model.predict(some(rows, CHUNK).x).noise_var.mean())
-    ridge = Ridge(model, data, noise, group)
+    ridge = Ridge(model, data, noise, group, keep=True)
     pause()
     mean, there = ridge.choose(betas, held_out)
     group.agree([model.family.m, mean.m])
     pause()
     left = ridge.left_out(mean, rows)
+    del ridge
     pause()
     best.current = Trial(mean.beta)
     if held_out is None or there is None:
@@ -130,13 +130,14 @@ class Mean(NamedTuple):
 class Ridge:
     """The mean's coefficients as a ridge regression: sums over all rows, then a solve for each weight of the prior."""
 
-    def __init__(self, model: ParametricGP, data: Rows, noise: float, group: Group) -> None:
+    def __init__(self, model: ParametricGP, data: Rows, noise: float, group: Group, *, keep: bool = False) -> None:
+        """With `keep`, the features of a table whose leverages are to be estimated stay: they took longest."""
         self.model, self.noise = model, noise
         self.features = model.family.mean_basis(model.kernel).features
         m = model.family.m.detach()
         self.H, self.target = m.new_zeros(len(m), len(m), dtype=torch.float64), m.new_zeros(len(m), dtype=torch.float64)
-        # Of a table whose leverages are to be estimated: its features, which took longest to compute.
-        self.rows = data if isinstance(data, Data) and data.size <= NOISE_ROWS and self.costly(data.size) else None
+        costly = data.size * len(m) ** 2 > EXACT_LEVERAGES
+        self.rows = data if keep and costly and isinstance(data, Data) and data.size <= NOISE_ROWS else None
         self.kept: list[tuple[Tensor, Tensor]] = []
         for part in data.chunks(CHUNK):
             A, c = self.weighed(part)
@@ -183,10 +184,6 @@ class Ridge:
         """Its values at x (n, d); shape (n,)."""
         return torch.cat([mean.m @ self.features(part) for part in x.split(CHUNK)])
 
-    def costly(self, n: int) -> bool:
-        """Whether leverages of n rows would take long."""
-        return n * len(self.H) ** 2 > EXACT_LEVERAGES
-
     def left_out(self, mean: Mean, rows: Data) -> Tensor:
         """The rows' residuals, each from the mean without its row: r_i / (1 - h_i), h_i its leverage; (n,)."""
         least = math.sqrt(torch.finfo(mean.m.dtype).eps)  # of 1 - h: below, what is left of a row is rounding
@@ -202,22 +199,24 @@ class Ridge:
     def _probed(self, mean: Mean, rows: Data, least: float) -> Tensor:
         """The same with estimated leverages, from random probes G (n, k) and G' (M, k).
 
-        With F = diag(c)^1/2 A^T and P = I - F (H + beta)^-1 F^T, 1 - h_i is P's diagonal, and P = P^2 + beta
-        F (H + beta)^-2 F^T. So it is the mean over probes of (P G)_i^2 + beta (F (H + beta)^-1 G')_i^2: a sum of
-        squares, with the same relative error however close to one a leverage is.
+        With F = diag(c)^1/2 A^T, D the diagonal that was added to H (beta, and more where H had no factor) and
+        P = I - F (H + D)^-1 F^T, 1 - h_i is P's diagonal, and P = P^2 + F (H + D)^-1 D (H + D)^-1 F^T. So it is the
+        mean over probes of (P G)_i^2 + (F (H + D)^-1 D^1/2 G')_i^2: a sum of squares, with the same relative error
+        however close to one a leverage is.
         """
         generator, (M, k) = torch.Generator().manual_seed(0), (len(mean.m), PROBES)
         G = torch.randn(rows.size, k, generator=generator).to(mean.m)
-        G_points = torch.randn(M, k, generator=generator).to(mean.m)
+        D = (mean.root.square().sum(1) - self.H.diagonal()).clamp_min(mean.beta)
+        G_points = torch.randn(M, k, generator=generator).to(D) * D.sqrt()[:, None]
         total = torch.zeros(M, k).to(mean.m)
         parts = list(zip(self.kept, G.split(CHUNK), rows.y.split(CHUNK), strict=True))
         for (A, c), g, _ in parts:
             total += A @ (c.sqrt()[:, None] * g)
-        solved = torch.cholesky_solve(torch.cat([total, G_points], 1).double(), mean.root).to(mean.m)
+        solved = torch.cholesky_solve(torch.cat([total.double(), G_points], 1), mean.root).to(mean.m)
         found = []
         for (A, c), g, y in parts:
             of_rows, of_points = (c.sqrt()[:, None] * (A.T @ solved)).split(k, 1)
-            left = ((g - of_rows).square().sum(1) + mean.beta * of_points.square().sum(1)) / k
+            left = ((g - of_rows).square().sum(1) + of_points.square().sum(1)) / k
             found.append((y - mean.m @ A) / left.clamp_min(least))
         return math.sqrt((1 - 2 / k) * (1 - 4 / k)) * torch.cat(found)  # the mean square of 1 / left is too large
 
@@ -261,8 +260,8 @@ class Head:
         M = len(family.variance_points)
         self.at = Unknowns(np.zeros(M), math.log(max(level, NOISE_FLOOR)), 0.0, 0.0)
         step = math.ceil(rows.size / CURVED_ROWS)
-        A, weights = self.seen.A[:, ::step], self.weights[::step]
-        self.curvature = 0.5 * step * lower_of_product(A, A.T, scale=weights.to(A)).double().cpu()
+        A = self.seen.A[:, ::step].double()  # in single precision, rounding could exceed the smallest penalty
+        self.curvature = 0.5 * step * lower_of_product(A, A.T, scale=self.weights[::step]).cpu()
 
     def inputs(self, x: Tensor, own: bool = False) -> Inputs:
         """What the noise depends on at x (n, d). Of `own` rows, which the model has seen, those that are inducing
@@ -289,19 +288,26 @@ class Head:
         L-BFGS sees z = R^T a, with R R^T the curvature of the loss in a where all of a row's variance is its noise: in
         z all directions are about equally steep, and tens of steps do where in a hundreds would.
         """
-        R = np.linalg.cholesky((self.curvature + penalty * torch.eye(len(self.curvature))).numpy() / self.total)
-        start = np.concatenate([R.T @ self.at.a, [self.at.b, self.at.power, (self.at.tails or 0.2) if tails else 0.0]])
+        R = torch.linalg.cholesky((self.curvature + penalty * torch.eye(len(self.curvature))) / self.total)
+
+        def solved(root: Tensor, values: Array, *, upper: bool) -> Array:
+            found = torch.linalg.solve_triangular(root, torch.from_numpy(values)[:, None], upper=upper)
+            return found[:, 0].numpy()
+
+        start = np.concatenate(
+            [R.T.numpy() @ self.at.a, [self.at.b, self.at.power, (self.at.tails or 0.2) if tails else 0.0]]
+        )
         free = [(None, None)] * (len(start) - 2)
         bounds = [*free, (0.0, math.log(LARGEST_POWER)), (1e-3, LARGEST_TAILS) if tails else (0.0, 0.0)]
 
         def loss(at: Array) -> tuple[float, Array]:
-            value, gradient = self._loss(np.concatenate([solve_triangular(R.T, at[:-3]), at[-3:]]), penalty)
-            return value, np.concatenate([solve_triangular(R, gradient[:-3], lower=True), gradient[-3:]])
+            value, gradient = self._loss(np.concatenate([solved(R.T, at[:-3], upper=True), at[-3:]]), penalty)
+            return value, np.concatenate([solved(R, gradient[:-3], upper=False), gradient[-3:]])
 
         found = minimize(
             loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS, "maxcor": 20}
         )
-        self.at = Unknowns(solve_triangular(R.T, found.x[:-3]), *found.x[-3:].tolist())
+        self.at = Unknowns(solved(R.T, found.x[:-3], upper=True), *found.x[-3:].tolist())
         self._write()
         return -float(found.fun)
 

@@ -50,8 +50,9 @@ def choose_kernel(
     sample = data.take(slice(rows))
     losses = [-first.improve(sample, iterations)]
     for fit in others:
-        fit.go_on_from(first)
-        losses.append(-fit.improve(sample, round(NEXT_LOOK * iterations)))
+        if math.isfinite(losses[0]):
+            fit.go_on_from(first)
+        losses.append(-fit.improve(sample, round(NEXT_LOOK * iterations) if math.isfinite(losses[0]) else iterations))
     if several and error is not None:
         losses = [error(fit.kernel, fit.noise) for fit in fits]
     chosen = fits[min(range(len(fits)), key=losses.__getitem__)]
@@ -78,11 +79,12 @@ class _Fit:
         weights = None if sample.weights is None else sample.weights.double()
         noise = max(self.noise, 2 * NOISE_FLOOR)  # at the floor itself it could not move
         found = ExactGP(copy.deepcopy(self.kernel), sample.x.double(), sample.y.double(), weights=weights, noise=noise)
-        deviations = torch.full_like(self.start, self.deviation)
+        first = self.start.to(sample.x.device)
+        deviations = torch.full_like(first, self.deviation)
         deviations[-1] = NOISE_DEVIATION
 
         def log_posterior() -> Tensor:
-            moved = (_logarithms(found.kernel, found.noise) - self.start) / deviations
+            moved = (_logarithms(found.kernel, found.noise) - first) / deviations
             return found.log_marginal() - 0.5 * moved.square().sum()
 
         with warnings.catch_warnings():
