@@ -6,7 +6,7 @@ error, the mean stops trying. Here each has its own task.
     mean    ridge regression on many inducing points with FITC's weights, 1 / (ktilde_i + sigma_obs^2) (Eqn fitc)
     noise   log-linear in the kernel's features (`LogPower`), fitted to the leave-one-out residuals of that mean: what
             is left of rows that it has seen is too small
-    tails   the normal's or Student's, whichever the validation rows prefer
+    tails   Student's, as light as the residuals want them
 """
 
 import math
@@ -40,12 +40,11 @@ CLEARLY = 0.01  # of the squared error: less is not worth leverages near one, wh
 STEPS = 100  # of L-BFGS
 PROBES = 256  # random vectors that estimate leverages where exact ones would cost more than the solve
 EXACT_LEVERAGES = 2e11  # rows times points^2, up to which leverages are exact
-CURVED_ROWS = 10_000  # at most, that the curvature of the noise's fit is taken from
 
 
 def fits() -> int:
     """The most entries that `solve_in_stages` adds to the history."""
-    return 2 * 2 * len(PENALTIES)  # with two kernels, normal and with tails
+    return 2 * len(PENALTIES)  # with two kernels
 
 
 @torch.no_grad()
@@ -102,12 +101,16 @@ def solve_in_stages(
 
 
 def _fit_noise(head: "Head", check: "Validation") -> None:
-    """Fit with ever smaller penalties while that helps: normal noise, then from the best of it on with tails."""
+    """Fit with ever smaller penalties while that helps: normal noise, then from the best of it on with tails.
+
+    Only the latter are kept. Tails that are not needed are light, and the normal, which may look as good on the
+    validation rows, has nothing for the row that is unlike them all.
+    """
     kept = 0
     for tails in (False, True):
         least, at = math.inf, head.at
         for place in range(kept, len(PENALTIES)):
-            nll = check.score(head, head.fit(PENALTIES[place], tails))
+            nll = check.score(head, head.fit(PENALTIES[place], tails), keep=tails)
             if not nll < least:
                 break
             least, at, kept = nll, head.at, place
@@ -259,9 +262,6 @@ class Head:
         level = float(self.square @ self.weights) / self.total
         M = len(family.variance_points)
         self.at = Unknowns(np.zeros(M), math.log(max(level, NOISE_FLOOR)), 0.0, 0.0)
-        step = math.ceil(rows.size / CURVED_ROWS)
-        A = self.seen.A[:, ::step].double()  # in single precision, rounding could exceed the smallest penalty
-        self.curvature = 0.5 * step * lower_of_product(A, A.T, scale=self.weights[::step]).cpu()
 
     def inputs(self, x: Tensor, own: bool = False) -> Inputs:
         """What the noise depends on at x (n, d). Of `own` rows, which the model has seen, those that are inducing
@@ -283,31 +283,15 @@ class Head:
         return Inputs(torch.cat(features, 1), k.double(), torch.cat(shares).double().clamp_min(SMALLEST_UNKNOWN).log())
 
     def fit(self, penalty: float, tails: bool = False) -> float:
-        """Set the model's noise, and its tails or none; the log likelihood per row of the residuals.
-
-        L-BFGS sees z = R^T a, with R R^T the curvature of the loss in a where all of a row's variance is its noise: in
-        z all directions are about equally steep, and tens of steps do where in a hundreds would.
-        """
-        R = torch.linalg.cholesky((self.curvature + penalty * torch.eye(len(self.curvature))) / self.total)
-
-        def solved(root: Tensor, values: Array, *, upper: bool) -> Array:
-            found = torch.linalg.solve_triangular(root, torch.from_numpy(values)[:, None], upper=upper)
-            return found[:, 0].numpy()
-
-        start = np.concatenate(
-            [R.T.numpy() @ self.at.a, [self.at.b, self.at.power, (self.at.tails or 0.2) if tails else 0.0]]
-        )
+        """Set the model's noise, and its tails or none; the log likelihood per row of the residuals."""
+        start = np.concatenate([self.at.a, [self.at.b, self.at.power, (self.at.tails or 0.2) if tails else 0.0]])
         free = [(None, None)] * (len(start) - 2)
         bounds = [*free, (0.0, math.log(LARGEST_POWER)), (1e-3, LARGEST_TAILS) if tails else (0.0, 0.0)]
-
-        def loss(at: Array) -> tuple[float, Array]:
-            value, gradient = self._loss(np.concatenate([solved(R.T, at[:-3], upper=True), at[-3:]]), penalty)
-            return value, np.concatenate([solved(R, gradient[:-3], upper=False), gradient[-3:]])
-
         found = minimize(
-            loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS, "maxcor": 20}
-        )
-        self.at = Unknowns(solved(R.T, found.x[:-3], upper=True), *found.x[-3:].tolist())
+            self._loss, start, args=(penalty,), jac=True, method="L-BFGS-B", bounds=bounds,
+            options={"maxiter": STEPS, "maxcor": 20},
+        )  # fmt: skip
+        self.at = Unknowns(found.x[:-3], *found.x[-3:].tolist())
         self._write()
         return -float(found.fun)
 
@@ -351,12 +335,13 @@ class Validation:
     ) -> None:
         self.best, self.rows, self.mean, self.group, self.pause = best, rows, mean, group, pause
 
-    def score(self, head: Head, objective: float) -> float:
-        """Takes note of a fit; its NLL."""
+    def score(self, head: Head, objective: float, *, keep: bool) -> float:
+        """The NLL of a fit, of which `best` takes note if it may be kept."""
         self.pause()
         self.group.agree(list(self.best.model.state_dict().values()))
         scores = scored(head.predict(self.mean, self.rows.x), self.rows, self.group)
-        self.best.after(Epoch(0, objective, 0.0, 0.0, scores))
+        if keep:
+            self.best.after(Epoch(0, objective, 0.0, 0.0, scores))
         return scores["nll"]
 
 
