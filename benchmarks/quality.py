@@ -9,14 +9,18 @@ Protocol: 15:3:2 rows for training, test and validation, standardised by the tra
 variance each, predicted deviations floored at .01 before NLL and CRPS, for all. A run is one JSON file under
 results/quality/ and is not repeated while that file is there (`--rerun` does). Our seconds run from the call that makes
 the model to the end of training: starting points, validation and the search of beta_reg included, the test scores taken
-on the way not. `--peer` compares with GPyTorch (its stored curve, see gpytorch_curve.py), CatBoost or NGBoost: up to
-2000 trees, early stopping after 50, otherwise defaults.
+on the way not. Runs beside other work say nothing of seconds: `--time` times a few epochs, or trees, of split 0 with
+nothing beside, and stores in results/seconds.json what a whole run takes by them. `--peer` compares with GPyTorch (its
+stored curve, see gpytorch_curve.py), CatBoost or NGBoost: up to 2000 trees, early stopping after 50, otherwise
+defaults.
 """
 
 import argparse
 import json
 import pathlib
+import statistics
 import time
+from itertools import pairwise
 
 import gpytorch_curve
 import machine
@@ -35,7 +39,9 @@ from paragp.predictive import PredictiveDistribution
 from paragp.training.recipe import RECIPES, Settings, new_model, train
 
 FOLDER = pathlib.Path(__file__).parent / "results" / "quality"
+SECONDS = FOLDER.parent / "seconds.json"
 TREES, PATIENCE = 2000, 50
+TIMED, TIMED_TREES = 3, 60  # epochs after the first, and trees, that are timed
 DEFAULTS = {"recipe": "auto", "M": 1000, "M_mean": None, "beta": None, "seed": 0}  # other values stand in a run's name
 
 
@@ -113,6 +119,54 @@ def ngboost(parts: Split, options: argparse.Namespace) -> dict:
 
 
 PEERS = {"catboost": catboost, "ngboost": ngboost}
+
+
+class Enough(Exception):
+    """So many epochs were timed."""
+
+
+def seconds_by_epoch(method: str, parts: Split) -> dict:
+    """What a training takes before its first epoch and for each, from the first few; the whole where it has none."""
+    rows, _, valid = (tensors(part) for part in parts)
+    ends: list[float] = []
+
+    def watch(_: object) -> None:
+        ends.append(time.perf_counter())
+        if len(ends) > TIMED and not METHODS[method].stages:
+            raise Enough
+
+    start = time.perf_counter()
+    try:
+        train(Settings(METHODS[method]), rows, valid, generator=torch.Generator().manual_seed(0), on_epoch=watch)
+    except Enough:
+        each = statistics.median(later - sooner for sooner, later in pairwise(ends))
+        return {"start_seconds": ends[0] - start - each, "epoch_seconds": each}
+    return {"start_seconds": time.perf_counter() - start, "epoch_seconds": 0.0}
+
+
+def seconds_by_tree(parts: Split) -> dict:
+    """The same for NGBoost's trees, of which it makes PATIENCE more than it keeps."""
+    from ngboost import NGBRegressor
+
+    model = NGBRegressor(n_estimators=TIMED_TREES, verbose=False, random_state=0)
+    took = machine.timed(
+        lambda: model.fit(parts.train.x, parts.train.y, X_val=parts.valid.x, Y_val=parts.valid.y)  # scored after each
+    )
+    return {"start_seconds": PATIENCE * took / TIMED_TREES, "tree_seconds": took / TIMED_TREES}
+
+
+def take_times(names: list[str], methods: list[str]) -> None:
+    """Add to results/seconds.json, or replace there, what runs of these take."""
+    stored = json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else []
+    for name in names:
+        parts = split(load(name), 0)
+        for method in methods:
+            found = seconds_by_tree(parts) if method == "ngboost" else seconds_by_epoch(method, parts)
+            row = {"dataset": name, "method": method, **found, "machine": machine.describe()}
+            stored = [other for other in stored if (other["dataset"], other["method"]) != (name, method)] + [row]
+            with writing(SECONDS) as part:
+                part.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+            print(name, method, found, flush=True)
 
 
 def run(name: str, method: str, k: int, options: argparse.Namespace) -> dict:
@@ -204,10 +258,14 @@ def main() -> None:
     parser.add_argument("--plot", help="a picture of the curves")
     parser.add_argument("--folder", default=str(FOLDER), help="where the runs are kept")
     parser.add_argument("--rerun", action="store_true")
+    parser.add_argument("--time", action="store_true", help="time the methods instead, with nothing beside")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
     options.curve = options.curve or options.peer == "gpytorch"
     methods = options.methods.split(",") + [options.peer] * (options.peer in PEERS)
+    if options.time:
+        take_times(options.datasets.split(","), methods)
+        return
     rows = []
     for name in options.datasets.split(","):
         for method in methods:

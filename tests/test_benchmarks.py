@@ -148,7 +148,7 @@ QUOTED = {
     "README.md": ("step_table", "predict_table"),
     "docs/speed.md": ("growth_table", "precision_table"),
     "docs/intervals.md": ("coverage_table", "widths_table", "groups_table"),
-    "docs/quality.md": ("quality_table", "soonest_table", "methods_table"),
+    "docs/quality.md": ("quality_table", "tradeoff_table", "soonest_table", "methods_table"),
     "docs/scale.md": ("processes_table", "billion_table"),
 }
 
