@@ -91,45 +91,20 @@ def test_log_density_gradcheck():
     assert torch.autograd.gradcheck(lambda R: log_density(R @ R.T, y), [root])
 
 
-@pytest.fixture
-def wave():
+def test_the_likeliest_kernel_is_chosen_or_the_one_of_least_error():
     x = 3 * torch.rand(100, 1, generator=generator(1), dtype=torch.float64)
-    return Data(x, torch.sin(2 * x[:, 0]))
-
-
-OPTIONS = {"rows": 60, "iterations": 40, "deviation": FAR}
-
-
-def test_the_likeliest_kernel_is_chosen_or_the_one_of_least_error(wave):
-    seen = []
+    data, seen = Data(x, torch.sin(2 * x[:, 0])), []
+    options = {"rows": 60, "iterations": 40, "deviation": FAR}
 
     def error(kernel, noise):
         seen.append((kernel, kernel.base_kernel.lengthscale.item()))
         return -len(seen)
 
     kernels = [make_kernel(name, 1).double() for name in ("matern52", "matern12")]
-    assert choose_kernel(kernels, wave, generator=generator(), **OPTIONS)[0] is kernels[0]
-    found = choose_kernel(kernels, wave, generator=generator(), error=error, **OPTIONS)
+    assert choose_kernel(kernels, data, generator=generator(), **options)[0] is kernels[0]
+    found = choose_kernel(kernels, data, generator=generator(), error=error, **options)
     assert found[0] is seen[1][0] is kernels[1]
     assert found[0].base_kernel.lengthscale.item() != seen[1][1]  # it is looked at again, with more rows
     assert [kernel for kernel, _ in seen] == kernels
-    assert choose_kernel(kernels[:1], wave, generator=generator(), error=error, **OPTIONS)[0] is kernels[0]
+    assert choose_kernel(kernels[:1], data, generator=generator(), error=error, **options)[0] is kernels[0]
     assert len(seen) == 2
-
-
-def test_kernels_after_the_first_start_from_it_under_their_own_prior(wave, monkeypatch):
-    begun = []
-    improve = start._Fit.improve
-
-    def watched(self, sample, iterations):
-        begun.append((self.kernel.base_kernel.lengthscale.item(), self.noise, self.start.clone(), iterations))
-        return improve(self, sample, iterations)
-
-    monkeypatch.setattr(start._Fit, "improve", watched)
-    kernels = [make_kernel(name, 1).double() for name in ("matern52", "matern32")]
-    choose_kernel(kernels, wave, generator=generator(), **OPTIONS)
-    (first, _, prior, most), (second, noise, other_prior, fewer), *_ = begun
-    assert first == pytest.approx(1) != second
-    assert noise < INITIAL_NOISE
-    torch.testing.assert_close(prior, other_prior)
-    assert fewer == 16 < most

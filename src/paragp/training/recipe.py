@@ -425,11 +425,10 @@ def _judge(settings: Settings, data: Data, generator: torch.Generator) -> Callab
     held_out = min(MOST_JUDGED, round(JUDGED_SHARE * len(order)))
     judged, known = data.take(order[:held_out]), data.take(order[held_out:])
     points = min(JUDGED_POINTS * settings.n_inducing, settings.points(data.size)[0])
-    Z: list[torch.Tensor] = []
+    seed = int(torch.randint(2**31 - 1, (), generator=generator))
 
     def error(kernel: Kernel, noise: float) -> float:
-        if not Z:  # the same for all kernels: what differs is how they suit the rows
-            Z.extend(_points(kernel, known, [points, 1], True, generator))
+        Z = _points(kernel, known, [points, 1], True, torch.Generator().manual_seed(seed))
         model = settings.method.model(kernel, *Z, noise=max(noise, 2 * NOISE_FLOOR))
         return held_out_error(model, known, judged, settings.ridges)
 

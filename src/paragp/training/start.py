@@ -19,9 +19,8 @@ LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: be
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
 # of a sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
 NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
-# Of several kernels all but the first go on from where the first ended, and the chosen one is looked at again, with
-# more rows: shares of the iterations.
-NEXT_LOOK, LAST_LOOK, MORE_ROWS = 0.4, 0.3, 1.5
+# Of several kernels the chosen one is looked at again: a share of the iterations, and more rows.
+LAST_LOOK, MORE_ROWS = 0.3, 1.5
 
 
 def choose_kernel(
@@ -46,13 +45,8 @@ def choose_kernel(
     several = len(kernels) > 1
     order = torch.randperm(data.size, generator=generator).to(data.y.device)
     data = data.take(order[: round(MORE_ROWS * rows)])
-    first, *others = fits = [_Fit(kernel, deviation) for kernel in kernels]
-    sample = data.take(slice(rows))
-    losses = [-first.improve(sample, iterations)]
-    for fit in others:
-        if math.isfinite(losses[0]):
-            fit.go_on_from(first)
-        losses.append(-fit.improve(sample, round(NEXT_LOOK * iterations) if math.isfinite(losses[0]) else iterations))
+    fits = [_Fit(kernel, deviation) for kernel in kernels]
+    losses = [-fit.improve(data.take(slice(rows)), iterations) for fit in fits]
     if several and error is not None:
         losses = [error(fit.kernel, fit.noise) for fit in fits]
     chosen = fits[min(range(len(fits)), key=losses.__getitem__)]
@@ -66,26 +60,19 @@ class _Fit:
 
     def __init__(self, kernel: Kernel, deviation: float) -> None:
         self.kernel, self.deviation, self.noise = kernel, deviation, INITIAL_NOISE
-        noise = torch.tensor(self.noise).to(next(kernel.parameters(), torch.zeros(())))
-        self.start = _logarithms(kernel, noise).detach().double()  # what the prior is around
-
-    def go_on_from(self, other: "_Fit") -> None:
-        """Take what another kernel of the same parameters found; the prior stays where it is."""
-        self.kernel.load_state_dict(other.kernel.state_dict())
-        self.noise = other.noise
+        self.start: Tensor | None = None  # the logarithms of its parameters and the noise
 
     def improve(self, sample: Data, iterations: int) -> float:
         """Go on from where it stands; the logarithm of the posterior density that it reaches."""
         weights = None if sample.weights is None else sample.weights.double()
         noise = max(self.noise, 2 * NOISE_FLOOR)  # at the floor itself it could not move
         found = ExactGP(copy.deepcopy(self.kernel), sample.x.double(), sample.y.double(), weights=weights, noise=noise)
-        first = self.start.to(sample.x.device)
+        first = self.start = _logarithms(found).detach() if self.start is None else self.start
         deviations = torch.full_like(first, self.deviation)
         deviations[-1] = NOISE_DEVIATION
 
         def log_posterior() -> Tensor:
-            moved = (_logarithms(found.kernel, found.noise) - first) / deviations
-            return found.log_marginal() - 0.5 * moved.square().sum()
+            return found.log_marginal() - 0.5 * ((_logarithms(found) - first) / deviations).square().sum()
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a trial point with little noise needs jitter; the next one will not
@@ -99,14 +86,14 @@ class _Fit:
         return reached
 
 
-def _logarithms(kernel: Kernel, noise: Tensor) -> Tensor:
+def _logarithms(gp: ExactGP) -> Tensor:
     """Of the kernel's positive parameters, and last of the noise; one vector."""
     values = [
         constraint.transform(parameter).reshape(-1)
-        for _, parameter, constraint in kernel.named_parameters_and_constraints()
+        for _, parameter, constraint in gp.kernel.named_parameters_and_constraints()
         if constraint is not None
     ]
-    return torch.cat([*values, noise.reshape(1)]).clamp_min(1e-30).log()
+    return torch.cat([*values, gp.noise.reshape(1)]).clamp_min(1e-30).log()
 
 
 def stretch(kernel: Kernel, d: int) -> Tensor | None:
