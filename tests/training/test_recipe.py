@@ -296,3 +296,49 @@ def test_what_follows_the_first_training_has_less_patience():
     again = best.Best(kept.model, rows, 3, None)
     again.load(kept.standing())
     assert again.limit == kept.limit
+
+
+def noisy(n=200, seed=3):
+    """There is a line to learn, and noise that depends on the other input."""
+    x = torch.randn(n, 2, generator=generator(seed), dtype=torch.float64)
+    deviation = 0.1 + 0.4 * (x[:, 1] > 0)
+    return Data(x, 0.5 * x[:, 0] + deviation * torch.randn(n, generator=generator(seed + 1), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", ["ppgpr-mf", "ppgpr-mfd"])
+def test_where_residuals_are_noise_the_first_epoch_is_a_solve(method):
+    trained = train(settings(method), noisy(), noisy(seed=5), generator=generator())
+    first, second = trained.history[:2]
+    assert (first.epoch, first.learning_rate, second.epoch) == (1, 0.0, 2)
+    assert second.learning_rate > 0
+    many_points = settings(method, n_inducing=30)  # for the rows
+    without = train(many_points, noisy(), noisy(seed=5), generator=generator())
+    assert without.history[0].learning_rate > 0
+    assert first.validation["nll"] < without.history[0].validation["nll"] - 0.1
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("ppgpr-chol", {}),  # no diagonal S'
+        ("vfitc", {}),  # another objective
+        ("ppgpr-mfd", {"renyi": 0.5}),
+        ("ppgpr-mfd", {"features": (4, 2)}),
+        ("ppgpr-mfd", {"recipe": RECIPES["adam"]}),
+        ("ppgpr-mfd", {"epochs": 1}),
+    ],
+)
+def test_other_starts_are_not_solved_for(method, options):
+    assert train(settings(method, **options), noisy(), generator=generator()).history[0].learning_rate > 0
+
+
+def test_a_mean_with_more_to_learn_than_noise_starts_with_the_priors_variance(monkeypatch):
+    seen = []
+    monkeypatch.setattr(recipe, "fit", lambda model, *_, **__: seen.append(model.family.S.s.detach().clone()))
+    x = torch.linspace(-3, 3, 400, dtype=torch.float64)[:, None]
+    train(settings("ppgpr-mfd", n_inducing=4), Data(x, torch.sin(9 * x[:, 0])), generator=generator())
+    assert torch.equal(seen[0], torch.ones(4, dtype=torch.float64))
+
+
+def test_the_epochs_of_a_solved_start_are_those_asked_for():
+    assert len(train(settings(beta=0.2, early_stopping=False), noisy(), generator=generator()).history) == 10

@@ -6,7 +6,8 @@ import torch
 from paragp.data.rows import Data
 from paragp.gp.exact import optimal_q
 from paragp.gp.methods import METHODS
-from paragp.training.solves import solve
+from paragp.training import solves
+from paragp.training.solves import solve, solve_variance
 from paragp.training.step import backward
 
 from cases import randn, random_data, random_model
@@ -125,3 +126,44 @@ def test_float32_with_repeated_points_finds_a_solution():
     x = torch.randn(500, 2)
     assert solve(model, METHODS["ppgpr-mfd"].objective, Data(x, torch.sin(x[:, 0])), beta=0.01)
     assert bool(torch.isfinite(model.family.m).all())
+
+
+DIAGONAL = ["ppgpr-mf", "ppgpr-mfd"]
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+@pytest.mark.parametrize("name", DIAGONAL)
+def test_the_solved_variance_is_a_stationary_point(name, with_weights, monkeypatch):
+    monkeypatch.setattr(solves, "VARIANCE_STEPS", 3000)
+    monkeypatch.setattr(solves, "CHUNK", 16)
+    model, data = random_model(name), random_data(40)
+    data = data._replace(y=data.y + 2 * randn(40, seed=5).sign())  # errors that S' alone cannot explain
+    data = weighted(data) if with_weights else data
+    objective = solve_variance(model, data, beta=0.3)
+    after = gradients(name, model, data, 0.3)
+    assert float(after["family.S.s"].norm()) < 1e-8
+    assert float(after["likelihood.raw"].abs()) < 1e-8
+    total = 40.0 if data.weights is None else float(data.weights.sum())
+    weights = torch.ones(40) if data.weights is None else data.weights
+    q, kl = model(data.x)
+    terms = METHODS[name].objective(q, data.y, model.noise)
+    assert objective == pytest.approx(float((weights.double() @ terms - 0.3 * kl).detach() / total), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", DIAGONAL)
+def test_each_step_of_the_variance_is_one_up(name, monkeypatch):
+    found = []
+    for steps in range(1, 12):
+        monkeypatch.setattr(solves, "VARIANCE_STEPS", steps)
+        found.append(solve_variance(random_model(name), random_data(40), beta=0.3))
+    assert found == sorted(found)
+
+
+def test_a_mean_that_leaves_more_or_less_than_asked_leaves_the_variance_alone():
+    model, data = random_model("ppgpr-mfd"), random_data(40)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    error = float((data.y - torch.from_numpy(model.predict(data.x).mean)).square().mean())
+    assert solve_variance(model, data, beta=0.3, within=(0.0, 0.99 * error)) is None
+    assert solve_variance(model, data, beta=0.3, within=(1.01 * error, 9.0)) is None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert solve_variance(model, data, beta=0.3, within=(0.99 * error, 1.01 * error)) is not None

@@ -395,8 +395,16 @@ def _forward_solve(L: Tensor, rhs: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(L, rhs, upper=False)
 
 
-def maximise(module: nn.Module, value: Callable[[], Tensor], iterations: int, progress: Progress | None = None) -> None:
-    """Maximise `value()` over the module's trainable parameters with L-BFGS (SciPy's), keeping the best seen.
+def maximise(
+    module: nn.Module,
+    value: Callable[[], Tensor],
+    iterations: int,
+    progress: Progress | None = None,
+    *,
+    tolerance: float = 2e-9,
+) -> None:
+    """Maximise `value()` over the module's trainable parameters with L-BFGS (SciPy's), keeping the best seen, until an
+    iteration gains less than that share of the value.
 
     A trial point without a finite value counts as infinitely bad, so that the line search steps back from it.
     """
@@ -424,7 +432,8 @@ def maximise(module: nn.Module, value: Callable[[], Tensor], iterations: int, pr
     callback = None if progress is None else lambda _: progress()
     # SciPy's own BLAS would keep all cores spinning between its tiny products, where torch needs them.
     with ThreadpoolController().select(prefix="libscipy_openblas").limit(limits=1):
-        minimize(loss, start, jac=True, method="L-BFGS-B", callback=callback, options={"maxiter": iterations})
+        options = {"maxiter": iterations, "ftol": tolerance}
+        minimize(loss, start, jac=True, method="L-BFGS-B", callback=callback, options=options)
     nn.utils.vector_to_parameters(torch.from_numpy(best[1]).to(parameters[0]), parameters)
     for parameter in parameters:
         parameter.data = parameter.data.clone()  # of its own, no longer a view of the flat vector

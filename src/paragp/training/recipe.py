@@ -3,6 +3,8 @@
 `RECIPES` says all that differs between the default and the paper's training; `train` is the sequence of phases:
 
     start    kernel and noise by the exact GP of a sample, k-means in that kernel's units     (`training.start`)
+    solve    where rows are many and the solved mean leaves hardly more than the noise, mean and S' together; this
+             is the first epoch, without a step                                               (`training.solves`)
     train    the first value of the method's grid (beta_reg, gamma, bb_alpha) in full: epochs of Adam, each ended by the
              closed-form solve of the mean, and of S' where it has one                        (`training.solves`)
     cool     where patience ended that, some more epochs from the best state at a lower rate
@@ -25,7 +27,7 @@ from gpytorch.kernels import Kernel
 from torch import nn
 
 from paragp.data.rows import Data, Rows
-from paragp.gp.covariances import LogLinear, LogPower
+from paragp.gp.covariances import Diagonal, LogLinear, LogPower
 from paragp.gp.features import collapsed, draw_weights, embedded, layers, network
 from paragp.gp.kernels import make_kernel
 from paragp.gp.methods import Method
@@ -36,7 +38,7 @@ from paragp.training.checkpoint import Checkpoint
 from paragp.training.distributed import ALONE, Group
 from paragp.training.inducing import starting_points
 from paragp.training.loop import DECAY, Config, Epoch, Position, Standing, TrainingDivergedError, cosine, fit, steps
-from paragp.training.solves import solve
+from paragp.training.solves import solve, solve_variance
 from paragp.training.stages import fits, held_out_error, solve_in_stages
 from paragp.training.start import FAR, NEAR, choose_kernel, stretch
 
@@ -53,6 +55,10 @@ MOST_MEAN_POINTS, ROWS_OF_A_POINT, SOLVE_COST = 8, 1.5, 2e12
 # Kernels are judged by the error of a mean with up to so many times n_inducing points, of at most so many rows, at a
 # share of these
 JUDGED_POINTS, JUDGED_ROWS, JUDGED_SHARE, MOST_JUDGED = 2, 50_000, 0.2, 5000
+# S' is solved for first if the mean's squared error is at most so many times the noise, which a sample tells only
+# roughly, and at least so much: near the noise's floor there may be more to learn. There must be so many rows to an
+# inducing point that residuals are what they seem. Of many rows so many do.
+LEARNED, WORTH_SOLVING, ROWS_TO_A_POINT, SOLVED_ROWS = 1.5, 20 * NOISE_FLOOR, 10, 40_000
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
 
 
@@ -289,6 +295,17 @@ def train(
             _fit(model, settings, data, replace(config, beta=trial.beta), trial, generator, best, group, log)
         return best.end()
 
+    def solve_first() -> bool:
+        """Where a mean and a variance that are solved for are a start, count it as an epoch."""
+        best.begin(first)
+        objective = _solved_start(model, settings, data, first.beta)
+        group.agree(list(model.state_dict().values()))
+        if objective is None:
+            best.restore()
+            return False
+        best.after(Epoch(0, objective, 0.0, 0.0, best.validate(model)))
+        return True
+
     def attempt_of_search(change: dict[str, float]) -> bool:
         try:
             return attempt(best.trial._replace(**change), short, soon)
@@ -305,7 +322,8 @@ def train(
     if settings.staged:
         log.recall(lambda: solve_in_stages(model, data, best, settings.ridges, group, fresh=fresh, pause=log.pause()))
     else:
-        log.recall(lambda: attempt(first, full))
+        counted = full.epochs > 1 and fresh and log.recall(solve_first)
+        log.recall(lambda: attempt(first, replace(full, epochs=full.epochs - counted)))
     cooling = 0 if settings.staged else log.recall(epochs_to_cool)
     if cooling > 0:
         cool = replace(full, epochs=cooling, learning_rate=full.learning_rate * COOL_RATE)
@@ -411,6 +429,27 @@ def _points(
     units = torch.ones(()).to(data.x) if found is None else found.to(data.x)
     sets = starting_points(data.x / units, *sizes, generator=generator, weights=data.weights)
     return [points * units for points in sets]
+
+
+@torch.no_grad()
+def _solved_start(model: ParametricGP, settings: Settings, data: Rows, beta: float) -> float | None:
+    """Solve for the mean and a diagonal S', at a start whose noise is that of its kernel; the objective per row.
+
+    None where the mean has more to learn than that noise: variances as small as its errors would keep it from doing so.
+    Where the residuals are hardly more, the many epochs in which S' would come down from the prior's are spared.
+    """
+    family, objective = model.family, settings.method.objective
+    plain = isinstance(family.S, Diagonal) and objective is ppgpr and settings.renyi == 1 and not model.networks
+    if not (plain and settings.recipe.solves and settings.recipe.kernel_rows):
+        return None
+    if data.total < ROWS_TO_A_POINT * max(len(family.Z), len(family.variance_points)):
+        return None
+    rows = data.sample
+    rows = rows.take(slice(None, None, math.ceil(rows.size / SOLVED_ROWS)))
+    share, noise = rows.total / data.total, float(model.noise)
+    if not solve(model, objective, rows, beta=beta * share):
+        return None
+    return solve_variance(model, rows, beta=beta * share, within=(WORTH_SOLVING, LEARNED * noise))
 
 
 def _judge(settings: Settings, data: Data, generator: torch.Generator) -> Callable[[Kernel, float], float] | None:

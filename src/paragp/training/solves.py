@@ -6,21 +6,28 @@ depends on the variances: 1/sigma_obs^2 (SVGP, MAP), 1/(ktilde + sigma_obs^2) (V
 best mean is a ridge regression with weights c on the functions of `Family.mean_basis`, and one pass over the rows
 replaces the long, ill-conditioned way of a gradient method. For gamma-Robust and PPGPR-gamma, whose curvature depends
 on the residual, it is one step of iteratively reweighted least squares.
+
+Of a diagonal S' and the noise PPGPR's optimum has no closed form, but steps that need neither a rate nor a bound
+(`solve_variance`).
 """
+
+import math
 
 import torch
 from torch import Tensor
 
 from paragp.data.rows import Data, Rows
-from paragp.gp.covariances import Dense
+from paragp.gp.covariances import Dense, Diagonal
 from paragp.gp.features import evaluating
-from paragp.gp.linalg import keep_freed_memory, lower_of_product
-from paragp.gp.model import ParametricGP
+from paragp.gp.kernels import covariance as kernel_matrix
+from paragp.gp.linalg import keep_freed_memory, lower_of_product, whiten
+from paragp.gp.model import NOISE_FLOOR, ParametricGP
 from paragp.gp.objectives import Objective
 from paragp.training.distributed import ALONE, Group
 
 CHUNK = 2000  # rows taken together
 SMALLEST_RESIDUAL = 1e-3  # in standardised units: below, a residual is too small to tell the curvature by
+VARIANCE_STEPS, SHARE_AT_START = 30, 0.5  # of the residuals' mean square, that noise and S' have each
 RIDGES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)  # of H's diagonal, in turn: float32 sums may leave H without a factor
 
 
@@ -79,6 +86,50 @@ def solve(
     for parameter, value in zip(parameters, found, strict=True):
         parameter.copy_(value)
     return True
+
+
+@torch.no_grad()
+def solve_variance(
+    model: ParametricGP, rows: Data, *, beta: float, within: tuple[float, float] = (0.0, math.inf)
+) -> float | None:
+    """Bring a diagonal S' = diag(s^2) and the noise to where PPGPR's objective (Eqn regpred2) of these rows is best for
+    the mean as it is; the objective per row. None, and nothing changed, where the squares of the residuals r have a
+    mean that is not `within` these bounds.
+
+    With v_i = sigma_obs^2 + ktilde_i + sum_j A_ji^2 s_j^2, the objective's slope in s_j^2 is half of
+
+        (sum_i A_ji^2 r_i^2 / v_i^2 + beta / s_j^2) - (sum_i A_ji^2 / v_i + beta),
+
+    and each step multiplies s_j^2 by the first bracket over the second, as non-negative factorisations under the
+    Itakura-Saito divergence do; so also the noise, whose A^2 is 1 and which has no beta.
+    """
+    family, S = model.family, model.family.S
+    assert isinstance(S, Diagonal)
+    kernel, factor, Z = family.variance_kernel(model.kernel), model.factorise(), family.variance_points
+    A2 = rows.x.new_empty(len(Z), rows.size)
+    square, ktilde = torch.empty_like(rows.y), torch.empty_like(rows.y)
+    for start in range(0, rows.size, CHUNK):
+        part = slice(start, start + CHUNK)
+        x = rows.x[part]
+        q = family.moments(factor, model.kernel, x)
+        square[part], ktilde[part] = (rows.y[part] - q.mean).square(), q.ktilde
+        A2[:, part] = whiten(factor.W, kernel_matrix(kernel, Z, x)).square_()
+    weights = torch.ones_like(square) if rows.weights is None else rows.weights
+    level = float(weights @ square / weights.sum())
+    if not within[0] <= level <= within[1]:
+        return None
+    noise = max(SHARE_AT_START * level, 2 * NOISE_FLOOR)
+    s2 = torch.full_like(S.s, SHARE_AT_START * level / max(float(A2.sum(0).mean()), level))
+    for _ in range(VARIANCE_STEPS):
+        v = noise + ktilde + s2 @ A2
+        more, less = weights * square / v.square(), weights / v
+        s2 *= (A2 @ more + beta / s2) / (A2 @ less + beta)
+        noise = max(noise * float(more.sum() / less.sum()), 2 * NOISE_FLOOR)
+    S.s.copy_(s2.sqrt())
+    model.likelihood.start(noise)
+    v = noise + ktilde + s2 @ A2
+    terms = -0.5 * (math.log(2 * math.pi) + v.log() + square / v)
+    return float((weights @ terms - beta * family.kl(factor)) / weights.sum())
 
 
 def factor_of(H: Tensor) -> Tensor | None:

@@ -12,13 +12,15 @@ from torch import Tensor
 from paragp.data.rows import Data
 from paragp.gp.exact import ExactGP, maximise
 from paragp.gp.kernels import lengthscales
-from paragp.gp.linalg import NotPositiveDefiniteError
+from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR
 
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
 # of a sample may be far too smooth for the variance of all rows, and a long lengthscale takes long to become short.
 NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
+# Where training goes on from the kernel, an iteration that gains less than this share of the likelihood is the last.
+SETTLED, TO_THE_END = 1e-5, 2e-9
 # Of several kernels the chosen one is looked at again: a share of the iterations, and more rows.
 LAST_LOOK, MORE_ROWS = 0.3, 1.5
 
@@ -40,12 +42,13 @@ def choose_kernel(
     lengthscale otherwise). A weight of w means w copies of a row. Where there is no factor at all a kernel stays as it
     is. Among several, the best has the least `error(kernel, noise)`; without such a judge it is the likeliest.
     """
+    keep_freed_memory()
     if data.weights is not None:
         data = data.take(data.weights > 0)
     several = len(kernels) > 1
     order = torch.randperm(data.size, generator=generator).to(data.y.device)
     data = data.take(order[: round(MORE_ROWS * rows)])
-    fits = [_Fit(kernel, deviation) for kernel in kernels]
+    fits = [_Fit(kernel, deviation, TO_THE_END if several else SETTLED) for kernel in kernels]
     losses = [-fit.improve(data.take(slice(rows)), iterations) for fit in fits]
     if several and error is not None:
         losses = [error(fit.kernel, fit.noise) for fit in fits]
@@ -58,8 +61,8 @@ def choose_kernel(
 class _Fit:
     """A kernel on its way, in place, and the noise that goes with it."""
 
-    def __init__(self, kernel: Kernel, deviation: float) -> None:
-        self.kernel, self.deviation, self.noise = kernel, deviation, INITIAL_NOISE
+    def __init__(self, kernel: Kernel, deviation: float, tolerance: float) -> None:
+        self.kernel, self.deviation, self.tolerance, self.noise = kernel, deviation, tolerance, INITIAL_NOISE
         self.start: Tensor | None = None  # the logarithms of its parameters and the noise
 
     def improve(self, sample: Data, iterations: int) -> float:
@@ -77,7 +80,7 @@ class _Fit:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a trial point with little noise needs jitter; the next one will not
             try:
-                maximise(found, log_posterior, iterations)
+                maximise(found, log_posterior, iterations, tolerance=self.tolerance)
                 reached = float(log_posterior().detach())
             except NotPositiveDefiniteError:
                 return -math.inf
