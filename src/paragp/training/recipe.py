@@ -46,7 +46,7 @@ FULL_BATCH = 1000  # rows: up to here a batch is the whole table
 COOL_SHARE, COOL_RATE = 0.3, 0.3  # of the epochs and of the learning rate, after patience ended the first training
 SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
 PATIENCE_SHARE, LEAST_PATIENCE = 0.05, 2  # of the epochs, in what follows the first training: it helps soon or never
-ROWS_OF_THE_PRIOR = 100  # PPGPR's beta_reg starts near this over the number of rows
+ROWS_OF_THE_PRIOR, LEAST_BETA = 300, 0.05  # PPGPR's beta_reg starts near the first over the rows, or near the second
 NETWORK_RATE = 0.001
 SMOOTHNESSES = ("matern52", "matern32", "matern12")  # that kernel="auto" chooses from, where training is by solves
 # Inducing points of the mean, where training is by solves: up to so many times n_inducing, of no fewer rows each, while
@@ -57,8 +57,8 @@ MOST_MEAN_POINTS, ROWS_OF_A_POINT, SOLVE_COST = 8, 1.5, 2e12
 JUDGED_POINTS, JUDGED_ROWS, JUDGED_SHARE, MOST_JUDGED = 2, 50_000, 0.2, 5000
 # S' is solved for first if the mean's squared error is at most so many times the noise, which a sample tells only
 # roughly, and at least so much: near the noise's floor there may be more to learn. There must be so many rows to an
-# inducing point that residuals are what they seem. Of many rows so many do.
-LEARNED, WORTH_SOLVING, ROWS_TO_A_POINT, SOLVED_ROWS = 1.5, 20 * NOISE_FLOOR, 10, 40_000
+# inducing point that residuals are what they seem, and so many at all that epochs are dear. Of many rows so many do.
+LEARNED, WORTH_SOLVING, ROWS_TO_A_POINT, FEWEST_SOLVED, SOLVED_ROWS = 1.5, 20 * NOISE_FLOOR, 10, 10_000, 40_000
 RETRIES = 3  # with a tenth of the learning rate each, after training diverged
 
 
@@ -218,17 +218,18 @@ def trials(settings: Settings, n: int, searching: bool) -> list[list[Trial]]:
     """What is tried on n rows: first one value alone, then those away from it, of beta_reg, gamma and bb_alpha in turn:
     the smaller ones and the larger ones, each in a row that ends with the first value that does not help.
 
-    The first is what was asked for, or the grid's first; but for PPGPR the beta_reg nearest to 100 / n: with few rows
-    the regulariser must keep a flexible variance from explaining noise, with many it only holds the mean back.
+    The first is what was asked for, or the grid's first; but for PPGPR the beta_reg nearest to 300 / n, or to .05: with
+    few rows the regulariser must keep a flexible variance from explaining noise, with many it only holds the mean back.
 
     >>> from paragp.gp.methods import METHODS
-    >>> [[trial.beta for trial in row] for row in trials(Settings(METHODS["ppgpr-mfd"]), 2000, searching=True)]
+    >>> [[trial.beta for trial in row] for row in trials(Settings(METHODS["ppgpr-mfd"]), 10_000, searching=True)]
     [[0.05], [0.01], [0.2, 1.0]]
     """
     method = settings.method
     betas = method.beta if settings.beta is None else (settings.beta,)
     if method.objective in (ppgpr, ppgpr_gamma):
-        betas = tuple(sorted(betas, key=lambda beta: abs(math.log(max(beta, 1e-9) * n / ROWS_OF_THE_PRIOR))))
+        near = max(LEAST_BETA, ROWS_OF_THE_PRIOR / n)
+        betas = tuple(sorted(betas, key=lambda beta: abs(math.log(max(beta, 1e-9) / near))))
     gammas = (method.gamma or (None,)) if settings.gamma is None else (settings.gamma,)
     alphas = (method.bb_alpha or (None,)) if settings.bb_alpha is None else (settings.bb_alpha,)
     grids: dict[str, tuple[Any, ...]] = {"beta": betas, "gamma": gammas, "bb_alpha": alphas}
@@ -442,7 +443,7 @@ def _solved_start(model: ParametricGP, settings: Settings, data: Rows, beta: flo
     plain = isinstance(family.S, Diagonal) and objective is ppgpr and settings.renyi == 1 and not model.networks
     if not (plain and settings.recipe.solves and settings.recipe.kernel_rows):
         return None
-    if data.total < ROWS_TO_A_POINT * max(len(family.Z), len(family.variance_points)):
+    if data.total < max(FEWEST_SOLVED, ROWS_TO_A_POINT * max(len(family.Z), len(family.variance_points))):
         return None
     rows = data.sample
     rows = rows.take(slice(None, None, math.ceil(rows.size / SOLVED_ROWS)))

@@ -20,6 +20,7 @@ from paragp.data.rows import Data, Rows
 from paragp.gp.covariances import Dense, Diagonal
 from paragp.gp.features import evaluating
 from paragp.gp.kernels import covariance as kernel_matrix
+from paragp.gp.kernels import prior_variance
 from paragp.gp.linalg import keep_freed_memory, lower_of_product, whiten
 from paragp.gp.model import NOISE_FLOOR, ParametricGP
 from paragp.gp.objectives import Objective
@@ -106,14 +107,15 @@ def solve_variance(
     family, S = model.family, model.family.S
     assert isinstance(S, Diagonal)
     kernel, factor, Z = family.variance_kernel(model.kernel), model.factorise(), family.variance_points
+    mean = family.mean_function(factor, model.kernel)
     A2 = rows.x.new_empty(len(Z), rows.size)
     square, ktilde = torch.empty_like(rows.y), torch.empty_like(rows.y)
     for start in range(0, rows.size, CHUNK):
         part = slice(start, start + CHUNK)
         x = rows.x[part]
-        q = family.moments(factor, model.kernel, x)
-        square[part], ktilde[part] = (rows.y[part] - q.mean).square(), q.ktilde
+        square[part] = (rows.y[part] - mean(x)).square()
         A2[:, part] = whiten(factor.W, kernel_matrix(kernel, Z, x)).square_()
+        ktilde[part] = (prior_variance(kernel, x) - A2[:, part].sum(0)).clamp_min(0)
     weights = torch.ones_like(square) if rows.weights is None else rows.weights
     level = float(weights @ square / weights.sum())
     if not within[0] <= level <= within[1]:
