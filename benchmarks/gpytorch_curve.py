@@ -6,10 +6,12 @@ One file per data set and method under baselines/, with machine and date; a run 
 As the paper trained: k-means, M points, batches of a thousand, Adam at .01 that drops tenfold at half and at three
 quarters of the epochs, the first beta_reg of the grid (.05 for PPGPR), and the last epoch's state, without validation
 rows. The scores do not depend on what else the machine does, the seconds do: they are the median of a few epochs timed
-by `--time`, with nothing else running, times the epoch.
+by `--time`, with nothing else running, times the epoch. There an epoch of ours follows each of GPyTorch's, so that both
+see the same machine: its speed wanders by a third from minute to minute.
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import statistics
@@ -28,10 +30,13 @@ from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
 from paragp.training.inducing import kmeans
 from paragp.training.loop import DECAY, MILESTONES
+from paragp.training.recipe import Settings
+from paragp.training.recipe import train as train_ours
 
 FOLDER = pathlib.Path(__file__).parent / "baselines"
 SCORED = (1, 2, 3, 5, 7, *range(10, 401, 5))  # epochs after which the model is scored
 BATCH, M, SEED, RATE = 1000, 1000, 0, 0.01
+TIMED = 5  # epochs of each side, after ours has started
 
 
 def place(name: str, method: str) -> pathlib.Path:
@@ -117,15 +122,34 @@ def run(name: str, method: str, epochs: int, last: int, *, anew: bool = False) -
     return found
 
 
+class Enough(Exception):
+    """So many epochs were timed."""
+
+
 def timing(name: str, method: str, epochs: int) -> None:
-    """Adds the seconds of the start and of an epoch to a stored curve."""
+    """Adds the seconds of both sides to a stored curve: of the start, and of epochs taken in turns."""
     found = json.loads(place(name, method).read_text(encoding="utf-8"))
-    train = tensors(split(load(name), 0).train)
-    peer = Peer(method, train, epochs)
+    rows, _, valid = (tensors(part) for part in split(load(name), 0))
+    peer = Peer(method, rows, epochs)
     peer.epoch()  # warm
-    seconds = [machine.timed(peer.epoch) for _ in range(3)]
+    theirs: list[float] = []
+    ours: list[float] = []
+    clock = time.perf_counter()
+
+    def take_turns(_: object) -> None:
+        nonlocal clock
+        ours.append(time.perf_counter() - clock)
+        theirs.append(machine.timed(peer.epoch))
+        if len(ours) > TIMED:
+            raise Enough
+        clock = time.perf_counter()
+
+    with contextlib.suppress(Enough):
+        generator = torch.Generator().manual_seed(SEED)
+        train_ours(Settings(METHODS[method]), rows, valid, generator=generator, on_epoch=take_turns)
     found["timing"] = {
-        "start_seconds": peer.start_seconds, "epoch_seconds": statistics.median(seconds), "epochs_timed": seconds,
+        "start_seconds": peer.start_seconds, "epoch_seconds": statistics.median(theirs), "epochs_timed": theirs,
+        "ours": {"first_seconds": ours[0], "epoch_seconds": statistics.median(ours[1:]), "epochs_timed": ours[1:]},
         "machine": machine.describe(),
     }  # fmt: skip
     store(found)
@@ -143,6 +167,12 @@ def by_seconds(found: dict) -> list[dict]:
     return [point | {"seconds": first + point["epoch"] * each} for point in found["curve"]]
 
 
+def ours_by_seconds(curve: list[dict], found: dict) -> list[dict]:
+    """Our curve's scores with the seconds at which epochs taken in turns with GPyTorch's reach them."""
+    ours = found["timing"]["ours"]
+    return [point | {"seconds": ours["first_seconds"] + i * ours["epoch_seconds"]} for i, point in enumerate(curve)]
+
+
 def store(found: dict) -> None:
     with writing(place(found["dataset"], found["method"])) as file:
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -155,7 +185,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=400, help="that the learning rate's schedule is made for")
     parser.add_argument("--last", type=int, help="the epoch to stop at, if not the end")
     parser.add_argument("--rerun", action="store_true", help="from the first epoch, over the stored curve")
-    parser.add_argument("--time", action="store_true", help="time three epochs instead")
+    parser.add_argument("--time", action="store_true", help="time a few epochs instead, in turns with ours")
     options = parser.parse_args()
     for name in options.datasets:
         if options.time:

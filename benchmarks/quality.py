@@ -9,10 +9,10 @@ Protocol: 15:3:2 rows for training, test and validation, standardised by the tra
 variance each, predicted deviations floored at .01 before NLL and CRPS, for all. A run is one JSON file under
 results/quality/ and is not repeated while that file is there (`--rerun` does). Our seconds run from the call that makes
 the model to the end of training: starting points, validation and the search of beta_reg included, the test scores taken
-on the way not. Runs beside other work say nothing of seconds: `--time` times a few epochs, or trees, of split 0 with
-nothing beside, and stores in results/seconds.json what a whole run takes by them. `--peer` compares with GPyTorch (its
-stored curve, see gpytorch_curve.py), CatBoost or NGBoost: up to 2000 trees, early stopping after 50, otherwise
-defaults.
+on the way not; beside GPyTorch's curve they are those of epochs timed in turns with its. Runs beside other work say
+nothing of seconds: `--time` times a few epochs, or trees, of split 0 with nothing beside, and stores in
+results/seconds.json what a whole run takes by them. `--peer` compares with GPyTorch (its stored curve, see
+gpytorch_curve.py), CatBoost or NGBoost: up to 2000 trees, early stopping after 50, otherwise defaults.
 """
 
 import argparse
@@ -121,10 +121,6 @@ def ngboost(parts: Split, options: argparse.Namespace) -> dict:
 PEERS = {"catboost": catboost, "ngboost": ngboost}
 
 
-class Enough(Exception):
-    """So many epochs were timed."""
-
-
 def seconds_by_epoch(method: str, parts: Split) -> dict:
     """What a training takes before its first epoch and for each, from the first few; the whole where it has none."""
     rows, _, valid = (tensors(part) for part in parts)
@@ -133,12 +129,12 @@ def seconds_by_epoch(method: str, parts: Split) -> dict:
     def watch(_: object) -> None:
         ends.append(time.perf_counter())
         if len(ends) > TIMED and not METHODS[method].stages:
-            raise Enough
+            raise gpytorch_curve.Enough
 
     start = time.perf_counter()
     try:
         train(Settings(METHODS[method]), rows, valid, generator=torch.Generator().manual_seed(0), on_epoch=watch)
-    except Enough:
+    except gpytorch_curve.Enough:
         each = statistics.median(later - sooner for sooner, later in pairwise(ends))
         return {"start_seconds": ends[0] - start - each, "epoch_seconds": each}
     return {"start_seconds": time.perf_counter() - start, "epoch_seconds": 0.0}
@@ -189,8 +185,8 @@ def run(name: str, method: str, k: int, options: argparse.Namespace) -> dict:
     return found
 
 
-def peer_curve(name: str, method: str, options: argparse.Namespace) -> list[dict]:
-    """GPyTorch's scores by the second, from its file."""
+def peer_file(name: str, method: str, options: argparse.Namespace) -> dict:
+    """GPyTorch's curve with the seconds of both sides, from its file."""
     file = gpytorch_curve.place(name, method)
     if options.rerun_peer:
         file.unlink(missing_ok=True)
@@ -198,7 +194,7 @@ def peer_curve(name: str, method: str, options: argparse.Namespace) -> list[dict
     if not file.exists():
         gpytorch_curve.run(name, method, options.peer_epochs, options.peer_epochs)
         gpytorch_curve.timing(name, method, options.peer_epochs)
-    return gpytorch_curve.by_seconds(json.loads(file.read_text(encoding="utf-8")))
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def reached(curve: list[dict], target: float) -> float | None:
@@ -218,13 +214,14 @@ def against(curve: list[dict], peer: list[dict], targets: list[float]) -> list[d
 
 def compare(row: dict, options: argparse.Namespace) -> None:
     """Add, print and draw the comparison of a run with GPyTorch's curve."""
-    peer = peer_curve(row["dataset"], row["method"], options)
+    found = peer_file(row["dataset"], row["method"], options)
+    peer, curve = gpytorch_curve.by_seconds(found), gpytorch_curve.ours_by_seconds(row["curve"], found)
     targets = [float(word) for word in options.targets.split(",")] if options.targets else []
-    row["against_gpytorch"] = against(row["curve"], peer, targets)
+    row["against_gpytorch"] = against(curve, peer, targets)
     for line in row["against_gpytorch"]:
         print("   ", ", ".join(f"{key} {value:.4g}" for key, value in line.items() if value is not None))
     if options.plot:
-        draw(row["curve"], peer, row["dataset"], options.plot)
+        draw(curve, peer, row["dataset"], options.plot)
 
 
 def draw(curve: list[dict], peer: list[dict], title: str, file: str) -> None:

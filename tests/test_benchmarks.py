@@ -129,6 +129,16 @@ def test_the_time_to_a_target_is_the_first_that_reached_it():
     assert quality.against(mine, peer, [-1.0])[0]["ratio"] is None
 
 
+def test_our_seconds_beside_a_peer_are_those_of_epochs_taken_in_turns():
+    import gpytorch_curve
+
+    timing = {"ours": {"first_seconds": 5.0, "epoch_seconds": 1.5}}
+    curve = gpytorch_curve.ours_by_seconds(
+        [{"seconds": 8.0, "nll": 1.0}, {"seconds": 9.0, "nll": 0.5}], {"timing": timing}
+    )
+    assert [(point["seconds"], point["nll"]) for point in curve] == [(5.0, 1.0), (6.5, 0.5)]
+
+
 def test_tables_of_the_robustness_check_are_seeded_and_of_every_kind():
     import robustness
 
@@ -140,7 +150,7 @@ def test_tables_of_the_robustness_check_are_seeded_and_of_every_kind():
 def test_a_comparison_that_lacks_one_side_is_left_out():
     import table
 
-    assert "| pol | 2 | 400 |" in table.soonest_table()
+    assert "| pol | 400 |" in table.soonest_table()
     assert table.soonest_table("svgp").count("\n") == 1  # GPyTorch's curves are of PPGPR-MFD
 
 

@@ -38,6 +38,13 @@ def test_automatic_lengths_follow_the_rows():
     assert Settings(METHODS["svgp"], epochs=7, batch_size=13, learning_rate=0.5).config(300).batch_size == 13
 
 
+@pytest.mark.parametrize("n", [300, 10_000, 40_000, 10_000_000])
+def test_inducing_points_move_at_a_rate_of_their_own(n):
+    config = Settings(METHODS["ppgpr-mfd"]).config(n)
+    assert config.learning_rate * config.rates["family.Z"] == pytest.approx(recipe.POINTS_RATE)
+    assert not any("kernel".startswith(group) for group in config.rates)  # the kernel takes the rate itself
+
+
 def test_the_papers_recipe_is_plain_adam(monkeypatch):
     config = Settings(METHODS["svgp"], recipe=RECIPES["adam"]).config(5_000)
     assert config == Config(epochs=400, batch_size=1000, learning_rate=0.01)
