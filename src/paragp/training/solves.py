@@ -108,18 +108,17 @@ def solve_variance(
     assert isinstance(S, Diagonal)
     kernel, factor, Z = family.variance_kernel(model.kernel), model.factorise(), family.variance_points
     mean = family.mean_function(factor, model.kernel)
-    A2 = rows.x.new_empty(len(Z), rows.size)
-    square, ktilde = torch.empty_like(rows.y), torch.empty_like(rows.y)
-    for start in range(0, rows.size, CHUNK):
-        part = slice(start, start + CHUNK)
-        x = rows.x[part]
-        square[part] = (rows.y[part] - mean(x)).square()
-        A2[:, part] = whiten(factor.W, kernel_matrix(kernel, Z, x)).square_()
-        ktilde[part] = (prior_variance(kernel, x) - A2[:, part].sum(0)).clamp_min(0)
+    square = (rows.y - torch.cat([mean(x) for x in rows.x.split(CHUNK)])).square()
     weights = torch.ones_like(square) if rows.weights is None else rows.weights
     level = float(weights @ square / weights.sum())
     if not within[0] <= level <= within[1]:
         return None
+    A2, ktilde = rows.x.new_empty(len(Z), rows.size), torch.empty_like(rows.y)
+    for start in range(0, rows.size, CHUNK):
+        part = slice(start, start + CHUNK)
+        x = rows.x[part]
+        A2[:, part] = whiten(factor.W, kernel_matrix(kernel, Z, x)).square_()
+        ktilde[part] = (prior_variance(kernel, x) - A2[:, part].sum(0)).clamp_min(0)
     noise = max(SHARE_AT_START * level, 2 * NOISE_FLOOR)
     s2 = torch.full_like(S.s, SHARE_AT_START * level / max(float(A2.sum(0).mean()), level))
     for _ in range(VARIANCE_STEPS):
