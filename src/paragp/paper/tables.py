@@ -179,21 +179,20 @@ def complete_table(results: Results, profile: str) -> Table:
     rows: list[list[str]] = []
     best: set[tuple[int, int]] = set()
     for dataset in results.datasets:
-        counts = {method: len(results.splits(dataset, [method])) for method in methods}
-        compared = [method for method in methods if counts[method] == max(counts.values())]  # on the same splits
-        for method in methods:
-            if not (count := counts[method]):
-                continue
-            row = [dataset, LABELS[method], str(count)]
+        present = [method for method in methods if results.splits(dataset, [method])]
+        common = results.splits(dataset, present)
+        for method in present:
+            row = [dataset, LABELS[method], str(len(results.splits(dataset, [method])))]
             for metric in METRICS:
-                if method == min(compared, key=lambda m: statistics.mean(results.scores(dataset, m, metric))):
+                totals = {m: sum(results.score(dataset, m, k, metric) for k in common) for m in present}
+                if common and method == min(totals, key=totals.__getitem__):
                     best.add((len(rows), len(row)))
                 printed = reported().get((dataset, method, metric))
                 row += [_with_error(results.scores(dataset, method, metric)), _number(printed and printed.mean, 3)]
             rows.append(row)
     caption = (
         f"Test scores (profile {profile}), standardised: mean ± standard error over splits, and the paper's mean. "
-        "Bold: the best of those that have all splits."
+        "Bold: the best over those splits of a data set that all its methods were run on."
     )
     columns = ["data set", "method", "splits", *(head for metric in METRICS for head in (metric.upper(), "paper"))]
     return Table("complete", caption, columns, rows, frozenset(best))
