@@ -214,6 +214,20 @@ def test_the_heads_gradient_is_its_losss(tails):
     assert np.isfinite(loss)
 
 
+@pytest.mark.parametrize("tails", [False, True])
+def test_the_noise_is_fitted_to_the_end(tails):
+    """In few steps, with many features that say nearly the same."""
+    data = rows(600, draw=student, noise=lambda x: 0.05 + 0.3 * torch.sigmoid(3 * x[:, 1]))
+    model = METHODS["two-stage"].model("rbf", data.x[:20].clone(), data.x[:300].clone(), noise=NOISE)
+    with torch.no_grad():
+        ridge = ridge_of(model, data)
+        head = Head(model, model.kernel, data, ridge.left_out(ridge.solve(0.3), data))
+        head.fit(0.03, tails)
+    _, gradient = head._loss(np.concatenate([head.at.a, head.at[1:]]), 0.03)
+    assert np.abs(gradient[:-2]).max() < 1e-4  # power and tails may be at their limits
+    assert np.abs(head.at.a).max() > 0.1
+
+
 def test_what_the_head_says_is_what_the_model_predicts():
     data, other = rows(80, draw=student), rows(30, seed=5)
     model = fresh(data)
