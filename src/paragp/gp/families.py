@@ -46,6 +46,12 @@ class Family(nn.Module, ABC):
     def moments(self, factor: Any, kernel: Kernel, h: Tensor) -> Moments:
         """The moments at h (b, d)."""
 
+    def spread(self, factor: Any, kernel: Kernel, h: Tensor) -> Moments:
+        """The moments at h (b, d) but for the mean, which is zero."""
+        kernel = self.variance_kernel(kernel)
+        K_Mb, k_diag = covariance(kernel, self.variance_points, h), prior_variance(kernel, h)
+        return self.S.moments(factor.W, factor.E, K_Mb, k_diag, None)
+
     def function_covariance(self, factor: Any, kernel: Kernel, h: Tensor) -> Tensor:
         """The covariance over all rows of h (n, d) that goes with ktilde + svar, without a gradient; shape (n, n)."""
         ktilde = self.moments(factor, kernel, h).ktilde
@@ -199,10 +205,8 @@ class Decoupled(TwoSets):
         return self.Factor(alpha, W, self.S.form(W))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        other = self.variance_kernel(kernel)
-        K_Mb, k_diag = covariance(other, self.Z_variance, h), prior_variance(other, h)
-        q = self.S.moments(factor.W, factor.E, K_Mb, k_diag, None)
-        return q._replace(mean=covariance_matvec(kernel, h, self.Z, factor.alpha))
+        mean = covariance_matvec(kernel, h, self.Z, factor.alpha)
+        return self.spread(factor, kernel, h)._replace(mean=mean)
 
     def mean_function(self, factor: Factor, kernel: Kernel) -> Callable[[Tensor], Tensor]:
         return lambda h: covariance_matvec(kernel, h, self.Z, factor.alpha)
@@ -245,8 +249,7 @@ class NeuralMean(Family):
         return self.Factor(W, self.S.form(W))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        K_Mb, k_diag = covariance(kernel, self.Z, h), prior_variance(kernel, h)
-        return self.S.moments(factor.W, factor.E, K_Mb, k_diag, None)._replace(mean=self._mean(h))
+        return self.spread(factor, kernel, h)._replace(mean=self._mean(h))
 
     def _mean(self, h: Tensor) -> Tensor:
         found: Tensor = self.mean(h)

@@ -23,6 +23,7 @@ from paragp.gp.kernels import covariance as kernel_matrix
 from paragp.gp.kernels import prior_variance
 from paragp.gp.linalg import keep_freed_memory, lower_of_product, whiten
 from paragp.gp.model import NOISE_FLOOR, ParametricGP
+from paragp.gp.moments import Moments
 from paragp.gp.objectives import Objective
 from paragp.training.distributed import ALONE, Group
 
@@ -59,12 +60,14 @@ def solve(
     family, factor = model.family, model.factorise()
     basis = family.mean_basis(model.kernel)
     precision = basis.precision.double()
+    coefficients = torch.cat([*family.mean_parameters])
     H, target = torch.zeros_like(precision), torch.zeros_like(precision[0])
     for part in data.chunks(CHUNK):
         with evaluating(model):
             h = model.embed(part.x)
-        c = curvature(model, objective, part._replace(x=h), factor)
         A = basis.features(h)
+        q = family.spread(factor, model.kernel, h)._replace(mean=coefficients @ A)
+        c = curvature(objective, q, part, model.noise)
         H += lower_of_product(A, A.T, scale=c).double()
         target += (A @ (c * part.y)).double()
     group.add([H, target])
@@ -150,15 +153,14 @@ def _inverse_root(H: Tensor) -> Tensor | None:
     return None if root is None else factor_of(torch.cholesky_inverse(root))
 
 
-def curvature(model: ParametricGP, objective: Objective, data: Data, factor: object) -> Tensor:
-    """c (b,) with d term_i / d mean_i = c_i (y_i - mean_i), times the rows' weights; `data.x` are features."""
-    q = model.family.moments(factor, model.kernel, data.x)
+def curvature(objective: Objective, q: Moments, data: Data, noise: Tensor) -> Tensor:
+    """c (b,) with d term_i / d mean_i = c_i (y_i - mean_i) at the moments q of these rows, times the rows' weights."""
     residual = data.y - q.mean
     residual = torch.where(residual.abs() < SMALLEST_RESIDUAL, SMALLEST_RESIDUAL, residual)
     mean = q.mean.detach().clone()
     with torch.enable_grad():
         mean.requires_grad_()
-        terms = objective(q._replace(mean=mean), mean.detach() + residual, model.noise)
+        terms = objective(q._replace(mean=mean), mean.detach() + residual, noise)
         (slope,) = torch.autograd.grad(terms.sum(), mean)
     found = slope / residual
     return found if data.weights is None else found * data.weights
