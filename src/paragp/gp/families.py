@@ -205,8 +205,8 @@ class Decoupled(TwoSets):
         return self.Factor(alpha, W, self.S.form(W))
 
     def moments(self, factor: Factor, kernel: Kernel, h: Tensor) -> Moments:
-        mean = covariance_matvec(kernel, h, self.Z, factor.alpha)
-        return self.spread(factor, kernel, h)._replace(mean=mean)
+        q = self.spread(factor, kernel, h)
+        return q._replace(mean=covariance_matvec(kernel, h, self.Z, factor.alpha))
 
     def mean_function(self, factor: Factor, kernel: Kernel) -> Callable[[Tensor], Tensor]:
         return lambda h: covariance_matvec(kernel, h, self.Z, factor.alpha)
