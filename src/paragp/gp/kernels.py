@@ -250,23 +250,34 @@ def _evaluate(
 ) -> tuple[Tensor, Tensor]:
     """k and `steep` for scaled inputs x (n, d) and z (m, d), shapes (n, m), by blocks of rows that stay in cache.
 
-    |x_i - z_j|^2 is one product, [x, |x|^2, 1] [-2 z, 1, |z|^2]^T, in float64 unless all points are near the centre:
-    among near points far from it (|x| of a hundred lengthscales) float32 loses every digit, and K_MM is then not even
-    positive. Without `steep_too` there is one block of `steep`, written over and over.
+    Without `steep_too` there is one block of `steep`, written over and over.
+    """
+    left, right = _distance_factors(x, z, profile)
+    blocks = _row_blocks(len(x), len(z))
+    k, steep = x.new_empty(len(x), len(z)), x.new_empty(len(x) if steep_too else blocks[0].stop, len(z))
+    for rows in blocks:
+        a2 = _squared_distances(left[rows], right, x.dtype)
+        if symmetric:
+            a2.diagonal(offset=rows.start).zero_()
+        profile.evaluate(a2, log_scale, k[rows], steep[rows] if steep_too else steep[: rows.stop - rows.start])
+    return k, steep
+
+
+def _distance_factors(x: Tensor, z: Tensor, profile: Profile) -> tuple[Tensor, Tensor]:
+    """[x, |x|^2, 1] (n, d + 2) and [-2 z, 1, |z|^2]^T (d + 2, m), whose product is |x_i - z_j|^2.
+
+    They are in float64 unless all points are near the centre: among near points far from it (|x| of a hundred
+    lengthscales) float32 loses every digit, and K_MM is then not even positive.
     """
     x2, z2 = (t.double().square().sum(1, keepdim=True) for t in (x, z))
     rounding = torch.finfo(x.dtype).eps * float(x2.max() + z2.max())
     precision = x.dtype if profile.smooth and rounding < ROUNDING else torch.float64
     left = torch.cat([x, x2, torch.ones_like(x2)], 1).to(precision)
-    right = torch.cat([-2 * z, torch.ones_like(z2), z2], 1).to(precision).T
-    blocks = _row_blocks(len(x), len(z))
-    k, steep = x.new_empty(len(x), len(z)), x.new_empty(len(x) if steep_too else blocks[0].stop, len(z))
-    for rows in blocks:
-        a2 = (left[rows] @ right).to(x.dtype).clamp_(min=0)
-        if symmetric:
-            a2.diagonal(offset=rows.start).zero_()
-        profile.evaluate(a2, log_scale, k[rows], steep[rows] if steep_too else steep[: rows.stop - rows.start])
-    return k, steep
+    return left, torch.cat([-2 * z, torch.ones_like(z2), z2], 1).to(precision).T
+
+
+def _squared_distances(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    return (left @ right).to(dtype).clamp_(min=0)
 
 
 def _row_blocks(n: int, m: int) -> list[slice]:
@@ -315,10 +326,8 @@ class _StationaryMatvec(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, log_scale: Tensor, alpha: Tensor, profile: Profile) -> Tensor:
-        if not any(ctx.needs_input_grad):  # no matrix is kept: each block is used while it is in cache
-            blocks = _row_blocks(len(x), len(z))
-            parts = [_evaluate(x[rows], z, log_scale, profile, False, False)[0].to(alpha) @ alpha for rows in blocks]
-            return torch.cat(parts).to(x)
+        if not any(ctx.needs_input_grad):
+            return _matvec(x, z, log_scale, alpha, profile)
         k, steep = _evaluate(x, z, log_scale, profile, False, True)
         out = k @ alpha
         ctx.save_for_backward(x, z, alpha, k, steep, out)
@@ -334,6 +343,18 @@ class _StationaryMatvec(torch.autograd.Function):
             g_x = 2 * ctx.slope * _moved(x, g[:, None] * (steep @ (alpha[:, None] * _with_ones(z))))
         g_z = 2 * ctx.slope * _moved(z, alpha[:, None] * (steep.T @ (g[:, None] * _with_ones(x))))
         return g_x, g_z, g @ out, g @ k, None
+
+
+def _matvec(x: Tensor, z: Tensor, log_scale: Tensor, alpha: Tensor, profile: Profile) -> Tensor:
+    """The same where no gradient is wanted, and no matrix kept: each block is used while it is in cache."""
+    left, right = _distance_factors(x, z, profile)
+    blocks, out = _row_blocks(len(x), len(z)), torch.empty_like(x[:, 0])
+    k, steep = x.new_empty(2, blocks[0].stop, len(z))
+    for rows in blocks:
+        n = rows.stop - rows.start
+        profile.evaluate(_squared_distances(left[rows], right, x.dtype), log_scale, k[:n], steep[:n])
+        out[rows] = k[:n].to(alpha) @ alpha
+    return out
 
 
 def _with_ones(z: Tensor) -> Tensor:
