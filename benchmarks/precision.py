@@ -20,7 +20,7 @@ import torch
 from paragp import METHODS, Config, Data, fit
 from paragp.data.datasets import FLOOR, load, split
 from paragp.gp.linalg import JITTER
-from paragp.metrics import nll
+from paragp.metrics import floored_scores
 from paragp.training.inducing import starting_points
 from paragp.training.step import backward
 
@@ -88,8 +88,8 @@ def compare(method: str, name: str, options: argparse.Namespace) -> dict:
     for seed in range(options.seeds):
         for label, dtype in (("float32", torch.float32), ("float64", torch.float64)):
             model = trained(method, train, dtype, seed, options)
-            dist = model.predict(test.x.to(dtype)).floored(FLOOR)
-            scores[label].append(nll(dist, test.y.numpy()))
+            dist = model.predict(test.x.to(dtype))
+            scores[label].append(floored_scores(dist, test.y.numpy(), FLOOR)["nll"])
             if label == "float32":
                 for key, value in errors(method, model, train, test).items():
                     worst[key] = (min if key == "smallest_variance" else max)(worst.get(key, value), value)

@@ -32,7 +32,7 @@ from paragp.atomic import writing
 from paragp.data.datasets import FLOOR, Split, load, split
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
-from paragp.metrics import COVERAGE_LEVELS, METRICS, pit
+from paragp.metrics import COVERAGE_LEVELS, evaluate, floored_scores, pit
 from paragp.paper.protocol import SMALLER
 from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
@@ -46,9 +46,11 @@ DEFAULTS = {"recipe": "auto", "M": 1000, "M_mean": None, "beta": None, "seed": 0
 
 
 def calibration(dist: PredictiveDistribution, y: np.ndarray) -> dict[str, float]:
-    """The shares of rows that central intervals hold, and the Kolmogorov-Smirnov distance of the PIT from uniform."""
-    dist = dist.floored(FLOOR)
-    shares = {f"coverage_{level}": METRICS[f"coverage_{level}"](dist, y) for level in COVERAGE_LEVELS}
+    """The shares of rows that central intervals hold, as they are and floored, and the PIT's distance from uniform
+    (Kolmogorov-Smirnov)."""
+    names = [f"coverage_{level}" for level in COVERAGE_LEVELS]
+    own, floored = evaluate(dist, y), floored_scores(dist, y, FLOOR)
+    shares = {name: own[name] for name in names} | {f"floored_{name}": floored[name] for name in names}
     return shares | {"ks": float(kstest(pit(dist, y), "uniform").statistic)}
 
 

@@ -24,7 +24,7 @@ from sklearn.datasets import load_diabetes
 from paragp import ParametricGPRegressor
 from paragp.atomic import writing
 from paragp.data.datasets import FLOOR, Table, load
-from paragp.metrics import coverage, crps, nll, rmse
+from paragp.metrics import floored_scores
 from paragp.predictive import PredictiveDistribution
 
 FOLDER = Path(__file__).parent / "results" / "small"
@@ -91,9 +91,8 @@ def run(table: Table, method: str, k: int) -> dict:
         dist = predicted(table, method, rows, test)
     seconds = time.perf_counter() - start
     scale = table.y[rows].std()
-    dist, y = dist.rescaled(0.0, 1 / scale).floored(FLOOR), table.y[test] / scale
-    found = {metric.__name__: metric(dist, y) for metric in (nll, rmse, crps)}
-    return found | {"coverage_90": coverage(dist, y, level=0.9), "seconds": seconds}
+    found = floored_scores(dist.rescaled(0.0, 1 / scale), table.y[test] / scale, FLOOR)
+    return {name: found[name] for name in ("nll", "rmse", "crps", "coverage_90")} | {"seconds": seconds}
 
 
 def predicted(table: Table, method: str, rows: np.ndarray, test: np.ndarray) -> PredictiveDistribution:

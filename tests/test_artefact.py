@@ -102,21 +102,26 @@ def test_models_in_float32_are_equal_to_the_bit(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["ppgpr-mfd", "exact"])
 @pytest.mark.parametrize("rows", [60, 1100])
-def test_tails_come_back(method, rows, tmp_path):
+def test_shapes_come_back(method, rows, tmp_path):
     many = np.random.default_rng(2).normal(size=(rows, 2))
     model = fit(method, X=many, y=many[:, 0])
     model.fitted_.model.likelihood.tails.fill_(0.2)
+    model.fitted_.model.likelihood.parts[:2] = torch.tensor([[0.9, 0.0, 1.0], [0.1, 2.0, 3.0]])
     model.save(tmp_path / "model", keep_rows=True)
     loaded = ParametricGPRegressor.load(tmp_path / "model")
     assert_same_predictions(model, loaded, many)
-    assert loaded.predict_dist(many).dof == model.predict_dist(many).dof == pytest.approx(5)
+    assert loaded.predict_dist(many).shape == model.predict_dist(many).shape
+    assert loaded.predict_dist(many).dof == pytest.approx(5)
     assert np.array_equal(loaded.predict_interval(many), model.predict_interval(many))
-    assert "distribution (Student-t with 5 degrees of freedom) of" in (tmp_path / "model" / CARD).read_text()
+    assert (
+        "distribution (a mixture of 2 Student-t with 5 degrees of freedom) of"
+        in (tmp_path / "model" / CARD).read_text()
+    )
 
 
 def test_a_folder_of_before_there_were_tails_is_normal(model, folder):
     assert "It predicts a normal distribution of" in (folder / CARD).read_text()
-    rewrite(folder, change_tensors=lambda tensors: tensors.pop("likelihood.tails"))
+    rewrite(folder, change_tensors=lambda tensors: [tensors.pop(f"likelihood.{name}") for name in ("tails", "parts")])
     loaded = ParametricGPRegressor.load(folder)
     assert_same_predictions(model, loaded, frame(30))
     assert np.isinf(loaded.predict_dist(frame(30)).dof)
@@ -498,6 +503,9 @@ Z = "family.Z"
         (to("likelihood.tails", lambda t: t + 0.5), "'likelihood.tails' is 0.5, not a number from 0 to below 1/2"),
         (to("likelihood.tails", lambda t: t - 0.1), "'likelihood.tails' is -0.1, not a number from 0 to below 1/2"),
         (to("likelihood.tails", lambda t: t.float()), "'likelihood.tails' is ['torch.float32', []], not"),
+        (to("likelihood.parts", lambda t: t - 1), "'likelihood.parts' is no distribution's: parts must be"),
+        (to("likelihood.parts", lambda t: t * 0), "'likelihood.parts' is no distribution's: parts must be"),
+        (to("likelihood.parts", lambda t: t[:2]), "'likelihood.parts' is ['torch.float64', [2, 3]], not"),
         (to("likelihood.tails", lambda t: t.repeat(2)), "'likelihood.tails' is ['torch.float64', [2]], not"),
         (to("kernel.kernels.0.raw_outputscale_constraint.lower_bound", lambda t: t * float("nan")), "NaN"),
         (to("kernel.kernels.0.raw_outputscale", lambda t: t + 1e308 * 10), "infinite"),

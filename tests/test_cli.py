@@ -564,14 +564,14 @@ def test_info_says_what_the_model_is(files):
     assert found["noise_std"] == ParametricGPRegressor.load(files / "model").noise_std_
 
 
-def test_info_says_the_tails_where_they_are_not_normal(files, tmp_path):
-    assert "tails" not in run("info", files / "model").stdout
-    assert json.loads(run("info", files / "model", "--json").stdout)["dof"] is None
+def test_info_says_the_shape_where_it_is_not_normal(files, tmp_path):
+    assert "shape" not in run("info", files / "model").stdout
+    assert json.loads(run("info", files / "model", "--json").stdout)["shape"]["dof"] is None
     model = ParametricGPRegressor.load(files / "model")
     model.fitted_.model.likelihood.tails.fill_(1 / 4.2)
     model.save(tmp_path / "heavy")
-    assert "\ntails: Student-t with 4.2 degrees of freedom\n" in run("info", "heavy").stdout
-    assert json.loads(run("info", "heavy", "--json").stdout)["dof"] == pytest.approx(4.2)
+    assert "\nshape: Student-t with 4.2 degrees of freedom\n" in run("info", "heavy").stdout
+    assert json.loads(run("info", "heavy", "--json").stdout)["shape"]["dof"] == pytest.approx(4.2)
 
 
 def test_names_that_could_write_to_the_terminal_are_shown_as_words(files, tmp_path):

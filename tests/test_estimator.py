@@ -18,6 +18,7 @@ from gpytorch import kernels
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy import stats
 from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import DataConversionWarning, NotFittedError
@@ -223,6 +224,19 @@ def test_covariance_has_the_variances_on_its_diagonal_and_samples_follow_it(meth
     scale = np.sqrt(covariance.diagonal().max())
     np.testing.assert_allclose(draws.mean(1), mean, atol=0.05 * scale)
     np.testing.assert_allclose(np.cov(draws), covariance, atol=0.05 * scale**2)
+
+
+def test_joint_samples_of_a_mixture_have_its_quantiles_and_hang_together():
+    model = quick("svgp").fit(X, Y)
+    near = np.concatenate([X[:2], X[:1] + 1e-4])
+    model.fitted_.model.likelihood.raw.fill_(-20.0)  # next to no noise: rows that lie close are alike
+    model.fitted_.model.likelihood.parts.copy_(torch.tensor([[0.3, -0.4, 0.1], [0.65, -0.05, 0.5], [0.05, 3.0, 2.0]]))
+    draws = model.sample_y(near, n_samples=20_000)
+    for p, quantiles in zip((0.1, 0.5, 0.99), model.predict_quantiles(near, (0.1, 0.5, 0.99)).T, strict=True):
+        np.testing.assert_allclose((draws <= quantiles[:, None]).mean(1), p, atol=0.012)
+    _, covariance = model.predict(near, return_cov=True)
+    expected = covariance[0, 2] / np.sqrt(covariance[0, 0] * covariance[2, 2])
+    assert stats.spearmanr(draws[0], draws[2]).statistic == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize("method", ["svgp", "exact"])

@@ -55,6 +55,6 @@ def test_tails_reach_the_predictions_of_all_blocks(rows):
     assert np.isinf(normal.dof)
     model.model.likelihood.tails.fill_(0.2)  # a model in float32: 1 / .2 to its digits
     dist = model.predict(X)
-    assert dist.dof == model.dof == pytest.approx(5, rel=1e-6)
+    assert dist.dof == model.shape.dof == pytest.approx(5, rel=1e-6)
     np.testing.assert_array_equal(dist.var, normal.var)
     assert (model.interval(X, 0.999)[:, 1] > normal.interval(0.999)[:, 1]).all()

@@ -1,6 +1,7 @@
 """ONNX graphs: every method and kernel, tables of all kinds, and what is refused."""
 
 import importlib.util
+import json
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ from paragp import onnx as export_module
 from paragp.cli import app
 from paragp.gp.kernels import KERNELS
 from paragp.onnx import ExportError, export, feeds, graph_of
+from paragp.shape import Shape
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-2, 2, (120, 3))
@@ -104,11 +106,12 @@ def test_intervals_of_the_normal_and_with_a_guarantee(tmp_path):
         graph_of(model.fitted_, 0.8)
 
 
-def test_intervals_of_a_student_and_with_a_guarantee(tmp_path):
+def test_intervals_of_a_mixture_and_with_a_guarantee(tmp_path):
     model, new = fitted(), RNG.uniform(-3, 3, (50, 3))
     normal = onnx.load_from_string(graph_of(model.fitted_, 0.99))
-    assert "dof" not in {prop.key for prop in normal.metadata_props}
+    assert "shape" not in {prop.key for prop in normal.metadata_props}
     model.fitted_.model.likelihood.tails.fill_(0.4)
+    model.fitted_.model.likelihood.parts[:2] = torch.tensor([[0.9, 0.0, 1.0], [0.1, 2.0, 3.0]])
     for calibrated in (False, True):
         if calibrated:
             model.calibrate(X, Y)
@@ -119,7 +122,9 @@ def test_intervals_of_a_student_and_with_a_guarantee(tmp_path):
         expected = model.predict_interval(new, 0.99)
         np.testing.assert_allclose(np.stack([found["y_lower"], found["y_upper"]], 1), expected, rtol=1e-5)
     properties = {prop.key: prop.value for prop in onnx.load_from_string(content).metadata_props}
-    assert float(properties["dof"]) == model.fitted_.dof == pytest.approx(2.5)
+    found = json.loads(properties["shape"])
+    assert Shape(found["dof"], tuple(map(tuple, found["parts"]))) == model.fitted_.shape
+    assert found["dof"] == pytest.approx(2.5)
 
 
 def small(**columns):

@@ -10,6 +10,7 @@ from scipy import stats
 from scipy.integrate import quad
 
 from paragp.predictive import PredictiveDistribution
+from paragp.shape import Shape
 
 rng = np.random.default_rng(0)
 DIST = PredictiveDistribution(rng.normal(size=5), rng.uniform(0, 2, size=5), np.float64(0.3))
@@ -24,7 +25,7 @@ FEW = settings(max_examples=50, deadline=None)
 def student(dof, mean=0.0, std=1.0):
     """One row, and SciPy's distribution of it."""
     oracle = stats.t(dof, mean, std * math.sqrt((dof - 2) / dof))
-    return PredictiveDistribution(np.array([mean]), np.array([0.4 * std**2]), 0.6 * std**2, dof), oracle
+    return PredictiveDistribution(np.array([mean]), np.array([0.4 * std**2]), 0.6 * std**2, Shape(dof)), oracle
 
 
 @pytest.mark.parametrize("name", ["logpdf", "cdf"])
@@ -54,7 +55,8 @@ def test_samples_have_the_distribution_and_repeat():
 
 
 def test_floor_binds_only_below_and_counts_as_noise():
-    dist = PredictiveDistribution(np.zeros(2), np.array([0.0, 4.0]), np.float64(1e-6)).floored(0.01)
+    dist = PredictiveDistribution(np.zeros(2), np.array([0.0, 4.0]), np.float64(1e-6))
+    ((_, dist),) = dist.floored(0.01)
     np.testing.assert_allclose(dist.std, [0.01, np.sqrt(4 + 1e-6)])
     np.testing.assert_allclose(dist.function_var, [0, 4])
 
@@ -64,11 +66,11 @@ def test_floor_binds_only_below_and_counts_as_noise():
 
 @FEW
 @given(DOFS, NUMBERS, NUMBERS, SCALES)
-def test_density_cdf_and_scale_are_the_students(dof, y, mean, std):
+def test_density_cdf_and_variance_are_the_students(dof, y, mean, std):
     dist, oracle = student(dof, mean, std)
     for name in ("logpdf", "cdf"):
         np.testing.assert_allclose(getattr(dist, name)(y), getattr(oracle, name)(y), rtol=1e-9, atol=1e-11)
-    np.testing.assert_allclose([dist.var[0], dist.scale[0]], [oracle.var(), oracle.kwds.get("scale", oracle.args[2])])
+    np.testing.assert_allclose(dist.var[0], oracle.var())
 
 
 @FEW
@@ -102,7 +104,7 @@ def test_the_normals_expected_error():
 
 @pytest.mark.parametrize("dof", [1e8, 1e14, 1e300])
 def test_the_normal_is_the_limit(dof):
-    near = replace(DIST, dof=dof)
+    near = replace(DIST, shape=Shape(dof))
     levels = [1e-9, 0.05, 0.5, 0.99]
     for name, argument in (
         ("logpdf", Y), ("cdf", Y), ("crps", Y), ("normal_scores", Y), ("ppf", levels), ("interval", 0.9),
@@ -110,12 +112,11 @@ def test_the_normal_is_the_limit(dof):
         found, expected = getattr(near, name)(argument), getattr(DIST, name)(argument)
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(near.expected_error, DIST.expected_error, rtol=1e-7)
-    np.testing.assert_allclose(near.floored(3.0).std, DIST.floored(3.0).std, rtol=1e-7)
+    np.testing.assert_allclose(near.floored(3.0)[0][1].std, DIST.floored(3.0)[0][1].std, rtol=1e-7)
 
 
-def test_a_normals_scale_is_its_deviation_and_its_normal_scores_are_z_scores():
+def test_a_normals_normal_scores_are_z_scores():
     assert math.isinf(DIST.dof)
-    np.testing.assert_array_equal(DIST.scale, DIST.std)
     np.testing.assert_array_equal(DIST.normal_scores(Y), DIST.z_scores(Y))
 
 
@@ -135,10 +136,10 @@ def test_scores_of_targets_far_away_are_numbers():
     assert dist.crps(far)[0] == pytest.approx(1e120)
     assert -1400 < dist.logpdf(far)[0] < -1300
     for dof in (4.0, 1e6):
-        above, below = (replace(dist, dof=dof).normal_scores(sign * far)[0] for sign in (1, -1))
+        above, below = (replace(dist, shape=Shape(dof)).normal_scores(sign * far)[0] for sign in (1, -1))
         assert above == -below
         assert 10 < above < 38
-    low, high = replace(dist, dof=4.2).ppf([1e-300, 1 - 1e-16])[0]
+    low, high = replace(dist, shape=Shape(4.2)).ppf([1e-300, 1 - 1e-16])[0]
     assert low < -1e3
     assert high > 1e3
 
@@ -149,7 +150,7 @@ def test_rescaling_a_student_is_a_change_of_units(dof, y, shift, scale):
     dist, _ = student(dof, 1.0, 2.0)
     other, moved = dist.rescaled(shift, scale), shift + scale * y
     assert other.dof == dof
-    np.testing.assert_allclose(other.scale, scale * dist.scale)
+    np.testing.assert_allclose(other.std, scale * dist.std)
     np.testing.assert_allclose(other.logpdf(moved), dist.logpdf(y) - math.log(scale), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(other.cdf(moved), dist.cdf(y), rtol=1e-6)
     np.testing.assert_allclose(other.crps(moved), scale * dist.crps(y), rtol=1e-6)
@@ -158,16 +159,16 @@ def test_rescaling_a_student_is_a_change_of_units(dof, y, shift, scale):
 @FEW
 @given(DOFS, st.floats(0, 0.1))
 def test_no_density_of_a_floored_student_is_above_the_floors_normal(dof, std):
-    dist = PredictiveDistribution(np.zeros(1), np.array([0.5 * std**2]), np.array(0.5 * std**2), dof)
-    floored = dist.floored(0.01)
-    np.testing.assert_allclose(floored.scale, max(0.01, std * math.sqrt((dof - 2) / dof)))
+    dist = PredictiveDistribution(np.zeros(1), np.array([0.5 * std**2]), np.array(0.5 * std**2), Shape(dof))
+    ((_, floored),) = dist.floored(0.01)
+    np.testing.assert_allclose(floored.std, max(0.01 / math.sqrt((dof - 2) / dof), std))
     np.testing.assert_array_equal(floored.function_var, dist.function_var)
     assert floored.logpdf(0.0)[0] < stats.norm.logpdf(0, scale=0.01) < 3.69
-    np.testing.assert_allclose(floored.floored(0.01).var, floored.var, rtol=1e-12)
+    np.testing.assert_allclose(floored.floored(0.01)[0][1].var, floored.var, rtol=1e-12)
 
 
 def test_samples_of_a_student_have_its_variance_and_its_tails():
-    dist = replace(DIST, dof=8.0)
+    dist = replace(DIST, shape=Shape(8.0))
     draws = dist.sample(40_000, random_state=1)
     np.testing.assert_allclose(draws.mean(1), DIST.mean, atol=0.05)
     np.testing.assert_allclose(draws.var(1), DIST.var, rtol=0.05)
@@ -176,13 +177,13 @@ def test_samples_of_a_student_have_its_variance_and_its_tails():
 
 
 def test_tails_stay_with_a_copy():
-    assert pickle.loads(pickle.dumps(replace(DIST, dof=5))).dof == 5.0
+    assert pickle.loads(pickle.dumps(replace(DIST, shape=Shape(5)))).dof == 5.0
 
 
 @pytest.mark.parametrize("dof", [2, 1.5, -3.0, math.nan, "4", None, True, np.full(5, 4.0)])
 def test_bad_degrees_of_freedom_are_refused(dof):
     with pytest.raises(ValueError, match="dof must be one number above 2 for all rows"):
-        replace(DIST, dof=dof)
+        Shape(dof)
 
 
 # --- bad use ---
@@ -192,6 +193,7 @@ def test_bad_degrees_of_freedom_are_refused(dof):
     ("call", "message"),
     [
         (lambda: DIST.logpdf(Y[:3]), r"y has shape \(3,\), the prediction has 5 rows"),
+        (lambda: replace(DIST, shape=4.0), r"a Shape, such as Shape\(dof=4\.0\)"),
         (lambda: DIST.ppf(1.0), "strictly between 0 and 1"),
         (lambda: DIST.interval(90), r"0\.9 for 90 %"),
         (lambda: PredictiveDistribution(np.zeros(2), np.array([-1.0, 1.0]), np.float64(1)), "non-negative"),

@@ -38,11 +38,10 @@ from paragp.gp.features import embedded, layers, sizes_of
 from paragp.gp.kernels import covariance, kernel_name
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
-from paragp.predictive import tails_in_words
 
 FORMAT, VERSION = "paragp model", 1
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
-TAILS = "likelihood.tails"
+TAILS, PARTS = "likelihood.tails", "likelihood.parts"
 SCORES = "calibration."  # how the names of a calibration's tensors begin
 CONFIG_LIMIT = 100 * 2**20  # bytes: more is not a config
 
@@ -252,7 +251,9 @@ def _assemble(
     calibration = _calibration(config["calibration"], tensors, names)
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(SCORES)}
     model = _model(config, tensors, d, features, mean)
-    tensors.setdefault(TAILS, torch.zeros_like(model.likelihood.tails))  # older folders have none: they are normal
+    for name, tensor in model.state_dict().items():
+        if name in (TAILS, PARTS):
+            tensors.setdefault(name, tensor.clone())  # older folders have none: they are normal
     found, expected = _announced(tensors), _announced(model.state_dict())
     for name in sorted(found | expected):
         if found.get(name) != expected.get(name):
@@ -265,6 +266,10 @@ def _assemble(
             raise ValueError(f"the tensor {name!r} holds NaN or infinite values")
     if not 0 <= float(tensors[TAILS]) < 0.5:  # 1 / dof: a Student-t has a variance from 2 degrees of freedom on
         raise ValueError(f"the tensor {TAILS!r} is {float(tensors[TAILS]):g}, not a number from 0 to below 1/2")
+    try:
+        _ = model.likelihood.shape
+    except ValueError as error:
+        raise ValueError(f"the tensor {PARTS!r} is no distribution's: {error}") from error
     p = model.X.shape[1] if isinstance(model, ExactGP) else model.family.Z.shape[1]
     if not all(bool(_kernel_values(kernel, p).isfinite().all()) for kernel in _kernels(model)):
         raise ValueError("the kernel gives NaN or infinite values")
@@ -521,8 +526,7 @@ def card(fitted: Fitted) -> str:
     """A page about the model, in Markdown."""
     label = {"exact": "Exact GP", "fitc": "FITC"}.get(fitted.method) or METHODS[fitted.method].label
     summary, scores = fitted.summary, fitted.summary.get("validation_scores") or {}
-    distribution = tails_in_words(fitted.dof)
-    kind = "normal distribution" if distribution is None else f"distribution ({distribution})"
+    kind = "normal distribution" if fitted.shape.is_normal else f"distribution ({fitted.shape})"
     lines = [
         f"# A model of {_cell(fitted.target.name)}",
         "",

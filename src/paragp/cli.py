@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,6 @@ from paragp.gp.methods import PAPER
 from paragp.metrics import Scores
 from paragp.onnx import export as export_onnx
 from paragp.paper import commands, toy
-from paragp.predictive import tails_in_words
 from paragp.report import check_free, write_report
 from paragp.training.checkpoint import StoppedError
 from paragp.training.distributed import joined
@@ -334,7 +333,7 @@ def info(model: Model, as_json: AsJson = False) -> None:
     if as_json:
         _echo_json({
             "method": fitted.method, "target": config["target"], "library": config["library"], "summary": summary,
-            "noise_std": fitted.noise_std, "dof": fitted.dof, "feature_relevance": relevance,
+            "noise_std": fitted.noise_std, "shape": asdict(fitted.shape), "feature_relevance": relevance,
             "columns": config["columns"],
         })  # fmt: skip
         return
@@ -351,9 +350,8 @@ def info(model: Model, as_json: AsJson = False) -> None:
     typer.echo(f"target: mean {target.mean:.6g}, deviation {target.deviation:.6g}")
     noise = fitted.noise_std
     typer.echo("noise: depends on the row" if noise is None else f"noise: deviation {noise:.6g}")
-    tails = tails_in_words(fitted.dof)
-    if tails is not None:
-        typer.echo(f"tails: {tails}")
+    if not fitted.shape.is_normal:
+        typer.echo(f"shape: {fitted.shape}")
     if relevance:
         typer.echo("relevance of the inputs:")
         for name, share in sorted(relevance.items(), key=lambda item: -item[1])[:20]:

@@ -607,16 +607,20 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         """Joint draws of y over the rows, (n, n_samples). For independent draws: `predict_dist(X).sample(...)`.
 
         They have the covariance of `predict(X, return_cov=True)` and are normal or, where the model's distributions
-        are, Student-t: a draw that lies far out then does so in all rows.
+        are, Student-t: a draw that lies far out then does so in all rows. Where those are mixtures, each row has its
+        distribution, and it is the draws' normal scores that are correlated as the covariance says.
         """
         mean, covariance = self.predict(X, return_cov=True)
         rng = check_random_state(random_state)
         values, vectors = np.linalg.eigh(covariance)
         root = vectors * np.sqrt(values.clip(min=0))
         draws = root @ rng.standard_normal((len(mean), n_samples))
-        dof = self.fitted_.dof
-        if math.isfinite(dof):  # a multivariate t: a draw's rows share the scale, sqrt(dof / chi^2) in deviations
-            draws *= np.sqrt((dof - 2) / rng.chisquare(dof, n_samples))
+        shape = self.fitted_.shape
+        if len(shape.parts) > 1:
+            std = np.sqrt(covariance.diagonal())[:, None]
+            return mean[:, None] + std * shape.from_normal(draws / std)
+        if math.isfinite(shape.dof):  # a multivariate t: a draw's rows share the scale, sqrt(dof / chi^2) in deviations
+            draws *= np.sqrt((shape.dof - 2) / rng.chisquare(shape.dof, n_samples))
         return mean[:, None] + draws
 
     def report(self, X: Any, y: Any, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

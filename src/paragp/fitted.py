@@ -16,6 +16,7 @@ from paragp.gp.kernels import lengthscales
 from paragp.gp.linalg import JITTER
 from paragp.gp.model import ParametricGP
 from paragp.predictive import PredictiveDistribution, check_level
+from paragp.shape import Shape
 
 PRECISE_ROWS = 1000  # predicted in float64: one row alone and among others then agree to a few 1e-12
 BLOCK_ROWS = 20_000  # rows encoded at once: what a prediction allocates does not grow with the table
@@ -50,7 +51,7 @@ class Fitted:
             rows = slice(start, start + len(x))
             mean[rows], function_var[rows], noise_var[rows] = dist.mean, dist.function_var, dist.noise_var
             start = rows.stop
-        dist = PredictiveDistribution(mean, function_var, noise_var, self.dof)
+        dist = PredictiveDistribution(mean, function_var, noise_var, self.shape)
         return dist.rescaled(self.target.mean, self.target.deviation)
 
     def predict_mean(self, X: Any) -> Array:
@@ -90,15 +91,15 @@ class Fitted:
         return None if by is None else group_keys(X, [column.name for column in self.columns].index(by))
 
     def covariance(self, X: Any) -> Array:
-        """The covariance of y over all rows of a table, (n, n), in the user's units, whatever the tails."""
+        """The covariance of y over all rows of a table, (n, n), in the user's units, whatever the shape."""
         x = torch.cat([part.double() for part in self._inputs(X)])
         model, factor = self._prepared(torch.float64)
         return model.predict_covariance(x, factor=factor) * self.target.deviation**2
 
     @property
-    def dof(self) -> float:
-        """The degrees of freedom of the predictive distributions' Student-t tails; inf: normal."""
-        return self.model.dof
+    def shape(self) -> Shape:
+        """The predictive distributions' shape."""
+        return self.model.shape
 
     @property
     def noise_std(self) -> float | None:

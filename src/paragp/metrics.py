@@ -61,7 +61,7 @@ def coverage(
 def z_scores(dist: PredictiveDistribution, y: ArrayLike) -> Array:
     """(y - mean) / std per row; standard normal for a calibrated normal prediction (Fig eta).
 
-    For one with a Student-t's tails it is `dist.normal_scores(y)` that is.
+    For one of another shape it is `dist.normal_scores(y)` that is.
     """
     return dist.z_scores(y)
 
@@ -132,6 +132,14 @@ class Scores:
         """The scores of all rows so far."""
         means = {name: value / self.weight for name, value in self.sums.items()}
         return means | {"rmse": float(np.sqrt(means["rmse"]))}
+
+
+def floored_scores(dist: PredictiveDistribution, y: ArrayLike, min_std: float) -> dict[str, float]:
+    """All of `METRICS` with every scale at least `min_std`, as protocols ask that compare models that may spike."""
+    y, scores = dist.targets(y), Scores()
+    for rows, part in dist.floored(min_std):
+        scores.add(part, y[rows])
+    return scores.total()
 
 
 def _mean(values: Array, weights: ArrayLike | None) -> float:

@@ -7,9 +7,11 @@ differs.
 
 import copy
 import importlib.util
+import json
 import math
 import os
 from collections.abc import Callable, Collection
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from paragp.gp.families import Coupled, Decoupled, NeuralMean, OrthogonallyDecou
 from paragp.gp.features import sizes_of
 from paragp.gp.kernels import kernel_name
 from paragp.gp.linalg import JITTER
-from paragp.predictive import Array, PredictiveDistribution
+from paragp.predictive import Array, check_level
 
 OPSET, ML_OPSET, IR_VERSION = 20, 3, 9  # what runtimes of the last years read
 TOLERANCE = 1e-4  # largest difference from the model, of the target's scale
@@ -56,7 +58,8 @@ def export(
     numbers in float64 and categories as text ("" where missing). Outputs, (n,) each: y_mean, y_std, function_std,
     noise_std, and with `interval` y_lower and y_upper of that coverage, guaranteed where the model was calibrated
     (by group: in each group of calibration rows; for text that is missing or new, over all of them). y_std is the
-    deviation whatever the tails; where they are a Student-t's, its degrees of freedom are the metadata's "dof".
+    deviation whatever the shape of the distribution; one that is not normal is the metadata's "shape", as JSON: the
+    degrees of freedom "dof" and the "parts", (weight, mean, deviation) each.
     """
     for name in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
@@ -150,9 +153,8 @@ def graph_of(fitted: Fitted, interval: float | None = None) -> bytes:
     g.op("Mul", g.op("Sqrt", g.add(function_var, noise)), g.const(target.deviation), output="y_std")
     g.op("Mul", g.op("Sqrt", noise), g.const(target.deviation), output="noise_std")
     if interval is not None:
-        reach = g.op("Mul", "y_std", _reach(g, fitted, interval, matrix))
-        g.op("Sub", "y_mean", reach, output="y_lower")
-        g.op("Add", "y_mean", reach, output="y_upper")
+        for name, reach in zip(("y_lower", "y_upper"), _reaches(g, fitted, interval, matrix), strict=True):
+            g.op("Add", "y_mean", g.op("Mul", "y_std", reach), output=name)
     made = helper.make_graph(
         g.nodes, "paragp", inputs, [helper.make_tensor_value_info(name, TensorProto.DOUBLE, ["n"]) for name in outputs],
         initializer=g.constants,
@@ -160,8 +162,10 @@ def graph_of(fitted: Fitted, interval: float | None = None) -> bytes:
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=IR_VERSION, producer_name="paragp")
     model.producer_version = version("paragp")
-    tails = {} if math.isinf(fitted.dof) else {"dof": repr(fitted.dof)}
-    helper.set_model_props(model, {"method": fitted.method, "target": target.name} | tails)
+    properties = {"method": fitted.method, "target": target.name}
+    if not fitted.shape.is_normal:
+        properties["shape"] = json.dumps(asdict(fitted.shape))
+    helper.set_model_props(model, properties)
     checker.check_model(model)
     return bytes(model.SerializeToString())
 
@@ -227,11 +231,18 @@ def _double(g: _Graph, value: str) -> str:
     return g.op("Cast", value, to=TensorProto.DOUBLE)
 
 
-def _reach(g: _Graph, fitted: Fitted, level: float, matrix: bool) -> str:
-    """How many deviations the interval reaches to each side: a number, or one for each row by its group, (n,)."""
-    calibration = fitted.calibration
-    if calibration is None:
-        return g.const(PredictiveDistribution.standard(fitted.dof).interval(level)[0, 1])
+def _reaches(g: _Graph, fitted: Fitted, level: float, matrix: bool) -> tuple[str, str]:
+    """Where the interval ends below and above the mean, in deviations: numbers, or one for each row by its group."""
+    check_level(level)
+    if fitted.calibration is None:
+        low, high = fitted.shape.ppf(np.array([(1 - level) / 2, (1 + level) / 2])).tolist()
+        return g.const(low), g.const(high)
+    reach = _guaranteed(g, fitted, fitted.calibration, level, matrix)
+    return g.op("Neg", reach), reach
+
+
+def _guaranteed(g: _Graph, fitted: Fitted, calibration: Calibration, level: float, matrix: bool) -> str:
+    """How many deviations a guaranteed interval reaches to each side."""
     if calibration.by is None:
         return g.const(float(calibration.factor(level)))
     if matrix or not _is_category(fitted, calibration):

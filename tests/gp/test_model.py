@@ -15,6 +15,7 @@ from paragp.gp.families import Coupled
 from paragp.gp.kernels import KERNELS, covariance, make_kernel
 from paragp.gp.methods import GAMMAS, METHODS, PP_BETA, VI_BETA
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR
+from paragp.shape import Shape
 
 from cases import float64, randn, random_data, random_model
 
@@ -70,17 +71,24 @@ def test_noise_stays_above_its_floor():
 ])  # fmt: skip
 def test_tails_are_of_the_state_and_reach_predictions(make):
     model, x = make(), randn(4, 2)
-    assert model.dof == model.predict(x).dof == math.inf
-    old = {name: value.clone() for name, value in model.state_dict().items() if name != "likelihood.tails"}
+    assert model.shape.dof == model.predict(x).dof == math.inf
+    old = {
+        name: value.clone()
+        for name, value in model.state_dict().items()
+        if name not in ("likelihood.tails", "likelihood.parts")
+    }
     model.likelihood.tails.fill_(0.25)
+    model.likelihood.parts[:2, 0] = 0.5
+    model.likelihood.parts[1, 1] = 3.0
     for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model).float().double()):
-        assert same.dof == same.predict(x).dof == 4.0
+        assert same.shape.dof == same.predict(x).dof == 4.0
+        assert same.shape == same.predict(x).shape == Shape(4.0, ((0.5, 0.0, 1.0), (0.5, 3.0, 1.0)))
     other = make()
     other.load_state_dict(model.state_dict())
-    assert other.dof == 4.0
+    assert other.shape == model.shape
     np.testing.assert_array_equal(other.predict(x).var, model.predict(x).var)
     other.load_state_dict(old)  # of before there were tails: a checkpoint, say
-    assert other.dof == math.inf
+    assert other.shape == Shape()
     assert "likelihood.tails" not in old
 
 

@@ -128,18 +128,18 @@ def test_it_says_what_the_scores_say(calibrated, data, page):
     assert f"Kolmogorov-Smirnov distance {max(gaps):.3g}" in page.words
 
 
-def test_it_says_what_the_tails_are(heavy, data, page, tmp_path):
+def test_it_says_what_the_shape_is(heavy, data, page, tmp_path):
     assert "Student-t" not in page.words
     assert "z-scores beside the normal distribution" in page.words
-    assert "a calibrated normal, 0.8 deviations" in page.words
+    assert "a calibrated model, 0.8 deviations" in page.words
     X, y = data
     found, dist = made(heavy, X, y, tmp_path / "report.html").words, heavy.predict_dist(X)
-    assert "250 rows of data; tails: Student-t with 2.5 degrees of freedom" in found
+    assert "250 rows of data; shape: Student-t with 2.5 degrees of freedom" in found
     assert "normal scores beside the normal distribution" in found
     scores = norm.ppf(t.cdf(y, 2.5, dist.mean, dist.std * np.sqrt(0.5 / 2.5)))
     assert f"Kolmogorov-Smirnov distance {kstest(scores, norm.cdf).statistic:.3g}" in found
     expected = 2 * t.expect(lambda x: x, (2.5,), lb=0) * np.sqrt(0.5 / 2.5)
-    assert f"a calibrated Student-t, {expected:.2g} deviations" in found
+    assert f"a calibrated model, {expected:.2g} deviations" in found
 
 
 def test_a_better_score_is_marked_by_a_word(page):

@@ -9,11 +9,14 @@ import torch
 from paragp import METHODS, Data
 from paragp.gp.kernels import covariance, evened, prior_variance
 from paragp.gp.linalg import JITTER
+from paragp.metrics import METRICS
+from paragp.predictive import PredictiveDistribution
+from paragp.shape import Shape
 from paragp.training import recipe, solves, stages
 from paragp.training.best import Best
 from paragp.training.distributed import ALONE
 from paragp.training.recipe import RECIPES, Settings, new_model, train
-from paragp.training.stages import Head, Ridge, _log_density, held_out_error, solve_in_stages, some
+from paragp.training.stages import Head, Ridge, Validation, _log_density, _parts, held_out_error, solve_in_stages, some
 
 from cases import generator
 
@@ -197,16 +200,19 @@ def test_of_rows_that_are_points_the_others_leave_unknown_what_counts(kernel):
     np.testing.assert_allclose(new, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("tails", [0.0, 0.2])
-def test_the_heads_gradient_is_its_losss(tails):
+MIXTURE = np.array([-1.0, 0.3, -2.0, -0.5, 0.1, 1.5, -1.0, -0.3, 0.6])
+
+
+@pytest.mark.parametrize(("tails", "parts"), [(0.0, []), (0.2, []), (0.2, MIXTURE)])
+def test_the_heads_gradient_is_its_losss(tails, parts):
     data = rows(80)
     model = fresh(data)
     with torch.no_grad():
         ridge = ridge_of(model, data)
         head = Head(model, model.kernel, data, ridge.left_out(ridge.solve(0.3), data))
-    at = np.concatenate([0.3 * np.random.default_rng(0).normal(size=10), [-2.0, 0.4, tails]])
+    at = np.concatenate([0.3 * np.random.default_rng(0).normal(size=10), [-2.0, 0.4, tails], parts])
     loss, gradient = head._loss(at, 1.0)
-    for i in [*range(12), *([12] if tails else [])]:
+    for i in [*range(12), *(range(12, len(at)) if tails else [])]:
         step = np.zeros_like(at)
         step[i] = 1e-5
         slope = (head._loss(at + step, 1.0)[0] - head._loss(at - step, 1.0)[0]) / 2e-5
@@ -214,30 +220,34 @@ def test_the_heads_gradient_is_its_losss(tails):
     assert np.isfinite(loss)
 
 
-@pytest.mark.parametrize("tails", [False, True])
-def test_the_noise_is_fitted_to_the_end(tails):
+@pytest.mark.parametrize(("tails", "mixture"), [(False, False), (True, False), (True, True)])
+def test_the_noise_is_fitted_to_the_end(tails, mixture):
     """In few steps, with many features that say nearly the same."""
     data = rows(600, draw=student, noise=lambda x: 0.05 + 0.3 * torch.sigmoid(3 * x[:, 1]))
     model = METHODS["two-stage"].model("rbf", data.x[:20].clone(), data.x[:300].clone(), noise=NOISE)
     with torch.no_grad():
         ridge = ridge_of(model, data)
         head = Head(model, model.kernel, data, ridge.left_out(ridge.solve(0.3), data))
-        head.fit(0.03, tails)
-    _, gradient = head._loss(np.concatenate([head.at.a, head.at[1:]]), 0.03)
-    assert np.abs(gradient[:-2]).max() < 1e-4  # power and tails may be at their limits
+        head.fit(0.03, tails, mixture)
+    _, gradient = head._loss(np.concatenate([head.at.a, head.at[1:4], head.at.parts]), 0.03)
+    free = np.delete(gradient, [301, 302])  # power and tails may be at their limits
+    assert np.abs(free).max() < (1e-3 if mixture else 1e-4)
     assert np.abs(head.at.a).max() > 0.1
 
 
-def test_what_the_head_says_is_what_the_model_predicts():
+@pytest.mark.parametrize("mixture", [False, True])
+def test_what_the_head_says_is_what_the_model_predicts(mixture):
     data, other = rows(80, draw=student), rows(30, seed=5)
     model = fresh(data)
     with torch.no_grad():
         ridge = ridge_of(model, data)
         mean, _ = ridge.choose([0.3], None)
-        head = Head(model, evened(model.kernel, 2), data, ridge.left_out(mean, data))
-        head.fit(1.0, tails=True)
-        ours, theirs = head.predict(mean.m @ ridge.features(other.x), other.x), model.predict(other.x)
-    assert ours.dof == theirs.dof < 1000
+        head = Head(model, evened(model.kernel, 2), data, ridge.left_out(mean, data), other.x)
+        head.fit(1.0, tails=True, mixture=mixture)
+        ours, theirs = head.predict(mean.m @ ridge.features(other.x)), model.predict(other.x)
+    assert ours.shape == theirs.shape
+    assert ours.dof < 1000
+    assert len(ours.shape.parts) == (3 if mixture else 1)
     for part in ("mean", "function_var", "noise_var"):
         np.testing.assert_allclose(getattr(ours, part), getattr(theirs, part), rtol=1e-6, atol=1e-9)
 
@@ -245,12 +255,21 @@ def test_what_the_head_says_is_what_the_model_predicts():
 def test_log_densities_are_scipys():
     from scipy import stats
 
-    square, var = torch.tensor([0.0, 0.5, 9.0]).double(), torch.tensor([0.2, 1.0, 4.0]).double()
+    residuals, var = torch.tensor([0.0, -0.7, 3.0]).double(), torch.tensor([0.2, 1.0, 4.0]).double()
     for tails in (0.0, 0.25):
-        found = _log_density(square, var, torch.tensor(tails).double())
+        found = _log_density(residuals, var, torch.tensor(tails).double(), _parts(torch.empty(0).double()))
         scale = np.sqrt(var.numpy() * (1 - 2 * tails))
         law = stats.norm(scale=scale) if not tails else stats.t(df=1 / tails, scale=scale)
-        np.testing.assert_allclose(found, law.logpdf(square.sqrt()), rtol=1e-9)
+        np.testing.assert_allclose(found, law.logpdf(residuals), rtol=1e-9)
+
+
+def test_log_densities_of_mixtures_are_the_shapes():
+    residuals, var = torch.tensor([0.0, -0.7, 3.0]).double(), torch.tensor([0.2, 1.0, 4.0]).double()
+    parts = _parts(torch.from_numpy(MIXTURE))
+    dist = PredictiveDistribution(np.zeros(3), var.numpy(), 0.0, Shape(4.0, tuple(map(tuple, parts.tolist()))))
+    np.testing.assert_allclose(dist.shape.parts, parts, rtol=1e-12)  # of mean 0 and variance 1 as they are
+    found = _log_density(residuals, var, torch.tensor(0.25).double(), parts)
+    np.testing.assert_allclose(found, dist.logpdf(residuals.numpy()), rtol=1e-9)
 
 
 def trained(data, held_out, **options):
@@ -269,8 +288,46 @@ def test_noise_that_depends_on_what_says_nothing_of_the_mean_is_found():
 
 def test_heavy_tails_are_found_and_light_ones_left_alone():
     heavy = trained(rows(1500, draw=student), rows(500, seed=5, draw=student)).model
-    assert 2.2 < heavy.dof < 6
-    assert trained(rows(1500), rows(500, seed=5)).model.dof > 15
+    assert 2.2 < heavy.shape.dof < 6
+    assert trained(rows(1500), rows(500, seed=5)).model.shape.dof > 15
+
+
+def leaning(n, *, generator, dtype):
+    """Draws of mean 0 and variance near 1 that mostly lie just below it."""
+    high = torch.rand(n, generator=generator, dtype=dtype) < 0.1
+    draws = torch.randn(n, generator=generator, dtype=dtype)
+    return torch.where(high, 2.7 + 0.8 * draws, -0.3 + 0.25 * draws)
+
+
+def test_residuals_that_lean_to_one_side_get_a_mixture():
+    found = trained(rows(1500, draw=leaning), rows(500, seed=5, draw=leaning)).model
+    assert len(found.shape.parts) == 3
+    test = rows(3000, seed=11, draw=leaning)
+    dist = found.predict(test.x)
+    for level in (50, 80, 90, 95):
+        assert METRICS[f"coverage_{level}"](dist, test.y.numpy()) == pytest.approx(level / 100, abs=0.04)
+    assert float(dist.shape.ppf(np.array(0.5))) < -0.1
+    assert len(trained(rows(1500), rows(500, seed=5)).model.shape.parts) == 1
+
+
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_residuals_that_are_all_too_large_or_small_are_put_right_by_the_validation_rows(factor):
+    data, other = rows(600), rows(300, seed=5)
+    model = fresh(data)
+    best = Best(model, other, 5, None)
+    with torch.no_grad():
+        ridge = ridge_of(model, data)
+        mean, there = ridge.choose([0.3], other)
+        head = Head(model, model.kernel, data, factor * ridge.left_out(mean, data), other.x)
+        head.fit(1.0, tails=True)
+        before = head.at.b
+        check = Validation(best, other, there, ALONE)
+        check.attempt(head, lambda: check.level(head))
+        assert head.at.b - before == pytest.approx(-2 * np.log(factor), abs=0.4)
+        kept = head.at
+        check.attempt(head, lambda: check.level(head))
+    assert head.at is kept  # once is enough
+    assert METRICS["coverage_80"](model.predict(other.x), other.y.numpy()) == pytest.approx(0.8, abs=0.06)
 
 
 def test_on_noise_it_stays_at_the_marginal():
@@ -291,7 +348,7 @@ def test_far_away_the_prior_returns():
 
 def test_without_validation_rows_the_first_values_count():
     found = trained(rows(), None)
-    assert (found.beta, len(found.history), found.model.dof) == (METHODS["two-stage"].beta[0], 1, np.inf)
+    assert (found.beta, len(found.history), found.model.shape.dof) == (METHODS["two-stage"].beta[0], 1, np.inf)
 
 
 def test_a_second_training_on_other_rows_keeps_its_own_mean():

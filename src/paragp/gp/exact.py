@@ -27,6 +27,7 @@ from paragp.gp.linalg import NotPositiveDefiniteError, cholesky, log_density, wh
 from paragp.gp.model import CHUNK, INITIAL_NOISE, Noise, ParametricGP, predictive, with_noise
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
+from paragp.shape import Shape
 
 LEARN_BY_CHOLESKY = 6_000  # rows: above, a gradient of the N x N factorisation takes too long to be repeated
 CONDITION_BY_CHOLESKY = 32_000  # rows: above, the factor itself (4 GB in float32, 8 in float64) is too large to keep
@@ -93,9 +94,9 @@ class ExactGP(nn.Module):
         return self.likelihood()
 
     @property
-    def dof(self) -> float:
-        """The degrees of freedom of the predictive distributions' Student-t tails; inf: normal."""
-        return self.likelihood.dof
+    def shape(self) -> Shape:
+        """The predictive distributions' shape."""
+        return self.likelihood.shape
 
     @property
     def kernel_scale(self) -> float:
@@ -126,17 +127,17 @@ class ExactGP(nn.Module):
     def predict(self, x: Tensor, *, factor: Factor | None = None, chunk: int = 512) -> PredictiveDistribution:
         """The exact posterior predictive distribution at x (n, d), in chunks of rows.
 
-        With a finite `dof` it is the Student-t of the same mean and variance.
+        With another `shape` it is the distribution of the same mean and variance.
         """
         check_inputs(x, self.X.shape[1], self.X.dtype)
         check_finite(x, "x")
         factor = self.factorise() if factor is None else factor
         parts = (self._moments(rows, factor) for rows in x.split(chunk))
-        return predictive(parts, self.noise, len(x), dof=self.dof)
+        return predictive(parts, self.noise, len(x), shape=self.shape)
 
     @torch.no_grad()
     def predict_covariance(self, x: Tensor, *, factor: Factor | None = None) -> np.ndarray:
-        """The covariance of y over all rows of x (n, d), whatever the tails; shape (n, n)."""
+        """The covariance of y over all rows of x (n, d), whatever the shape of its distribution; (n, n)."""
         check_inputs(x, self.X.shape[1], self.X.dtype)
         factor = self.factorise() if factor is None else factor
         K_Nx = covariance(self.kernel, self.X, x)  # (N, n)

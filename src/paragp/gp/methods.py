@@ -26,6 +26,7 @@ from paragp.gp.objectives import (
 VI_BETA = (1.0, 0.5, 0.3, 0.1)
 PP_BETA = (0.05, 0.01, 0.2, 1.0)
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)  # assumed
+LEAST_NOISE = 1e-10  # where it is fitted to residuals: a deviation of 1e-5 in standardised units
 GAMMAS = (1.03, 1.01, 1.05, 1.07)
 BB: dict[str, Any] = {"beta": VI_BETA, "bb_alpha": (0.5, 0.1, 0.9)}  # powers assumed: the paper has none
 
@@ -85,6 +86,8 @@ class Method:
                 "of points Z."
             )
         made = make_kernel(kernel, Z.shape[1])
+        if self.stages:
+            options.setdefault("noise_floor", LEAST_NOISE)
         if isinstance(family, TwoKernels):
             family.take_kernel(made)
         return ParametricGP(made, family, **options)

@@ -17,9 +17,11 @@ from paragp.gp.kernels import prior_deviation
 from paragp.gp.linalg import keep_freed_memory
 from paragp.gp.moments import Moments
 from paragp.predictive import PredictiveDistribution
+from paragp.shape import NORMAL, Shape
 
 INITIAL_NOISE = 0.5  # assumed: sigma_obs^2 starts at half the variance of a standardised target
 NOISE_FLOOR = 1e-4  # assumed, GPyTorch's default: a deviation of .01 in standardised units
+PARTS = 3  # at most, of the shape of y's distribution
 CHUNK = 2000  # rows predicted at once: what is allocated does not grow with the number of rows
 
 
@@ -61,9 +63,9 @@ class ParametricGP(nn.Module):
         return self.likelihood()
 
     @property
-    def dof(self) -> float:
-        """The degrees of freedom of the predictive distributions' Student-t tails; inf: normal."""
-        return self.likelihood.dof
+    def shape(self) -> Shape:
+        """The predictive distributions' shape."""
+        return self.likelihood.shape
 
     @property
     def kernel_scale(self) -> float:
@@ -104,19 +106,19 @@ class ParametricGP(nn.Module):
     def predict(self, x: Tensor, *, factor: Any = None, chunk: int = CHUNK) -> PredictiveDistribution:
         """p(y | x) = N(y | mean, sigma_f(x)^2 + sigma_obs^2) (Eqn preddist2), in chunks of rows.
 
-        With a finite `dof` it is the Student-t of the same mean and variance.
+        With another `shape` it is the distribution of the same mean and variance.
         Pass `factor=model.factorise()`, made under `torch.no_grad()`, to share the factorisation between calls.
         """
         factor = self.factorise() if factor is None else factor
         embedded = self._embedded(x, chunk)
         parts = (self.family.moments(factor, self.kernel, h) for h in embedded)
-        return predictive(parts, self.noise, len(x), svar_is_noise=self.noise_by_row, dof=self.dof)
+        return predictive(parts, self.noise, len(x), svar_is_noise=self.noise_by_row, shape=self.shape)
 
     @torch.no_grad()
     def predict_covariance(self, x: Tensor, *, factor: Any = None) -> np.ndarray:
         """The covariance of y over all rows of x: the function's, plus noise on the diagonal; shape (n, n).
 
-        It is the covariance itself whatever the tails, not a Student-t's scale matrix.
+        It is the covariance itself whatever the shape, not a Student-t's scale matrix.
         """
         factor = self.factorise() if factor is None else factor
         h = torch.cat(list(self._embedded(x, CHUNK)))
@@ -138,15 +140,16 @@ class ParametricGP(nn.Module):
 
 
 class Noise(nn.Module):
-    """The variance sigma_obs^2 of the observation noise: softplus(raw) + floor; and the tails of y's distribution.
+    """The variance sigma_obs^2 of the observation noise: softplus(raw) + floor; and the shape of y's distribution.
 
-    `tails` is 1 / dof of a Student-t, which is 0 for the normal and always finite.
+    `tails` is 1 / dof of a Student-t, which is 0 for the normal and always finite; `parts` are those of a `Shape`.
 
-    >>> Noise(0.25)().item(), Noise(0.25).dof
-    (0.25, inf)
+    >>> Noise(0.25)().item(), str(Noise(0.25).shape)
+    (0.25, 'normal')
     """
 
     tails: Tensor  # a scalar in [0, 1/2)
+    parts: Tensor  # (PARTS, 3): weight, mean and deviation; those without weight do not count
 
     def __init__(self, variance: float = INITIAL_NOISE, *, floor: float = NOISE_FLOOR) -> None:
         super().__init__()
@@ -155,7 +158,8 @@ class Noise(nn.Module):
         self.floor = floor
         self.raw = nn.Parameter(torch.empty(()))
         self.start(variance)
-        self.register_buffer("tails", torch.zeros(()))
+        for name, value in _normal().items():
+            self.register_buffer(name, value)
         self.register_load_state_dict_pre_hook(_normal_unless_said)
 
     def start(self, variance: float) -> None:
@@ -164,22 +168,31 @@ class Noise(nn.Module):
         nn.init.constant_(self.raw, above + math.log(-math.expm1(-above)))  # softplus, inverted
 
     @property
-    def dof(self) -> float:
-        """The degrees of freedom of a Student-t; inf: normal."""
+    def shape(self) -> Shape:
+        """Of y's distribution."""
         tails = float(self.tails)
-        return 1 / tails if tails else math.inf
+        return Shape(1 / tails if tails else math.inf, tuple(map(tuple, self.parts.tolist())))
 
     def forward(self) -> Tensor:
         return softplus(self.raw) + self.floor
 
 
 def _normal_unless_said(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
-    """States of before there were tails (of checkpoints, say) are of normal distributions."""
-    state.setdefault(f"{prefix}tails", torch.zeros(()))
+    """States of before there were shapes (of checkpoints, say) are of normal distributions."""
+    for name, value in _normal().items():
+        state.setdefault(f"{prefix}{name}", value)
+
+
+def _normal() -> dict[str, Tensor]:
+    """The normal distribution's buffers of `Noise`."""
+    parts = torch.zeros(PARTS, 3)
+    parts[:, 2] = 1
+    parts[0, 0] = 1
+    return {"tails": torch.zeros(()), "parts": parts}
 
 
 def predictive(
-    parts: Iterable[Moments], noise: Tensor, n: int, *, svar_is_noise: bool = False, dof: float = math.inf
+    parts: Iterable[Moments], noise: Tensor, n: int, *, svar_is_noise: bool = False, shape: Shape = NORMAL
 ) -> PredictiveDistribution:
     """The distribution of y (Eqn preddist2) from the moments of consecutive chunks of n rows."""
     mean, function_var, noise_var = np.empty(n), np.empty(n), np.full(n, float(noise))
@@ -191,7 +204,7 @@ def predictive(
         if svar_is_noise:
             noise_var[rows] += q.svar.numpy(force=True)
         start = rows.stop
-    return PredictiveDistribution(mean, function_var, noise_var, dof)
+    return PredictiveDistribution(mean, function_var, noise_var, shape)
 
 
 def with_noise(function_covariance: Tensor, noise: Tensor) -> np.ndarray:

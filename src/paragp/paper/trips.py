@@ -177,9 +177,10 @@ def _dropout(spec: Spec, sizes: tuple[int, ...], parts: Split, tick: Tick) -> tu
 def calibration(dist: PredictiveDistribution, y: Array) -> dict[str, Any]:
     """Scores, what intervals cover, and how far the z-scores are from normal: Kolmogorov-Smirnov's largest difference
     of the distributions, and Cramér-von Mises' mean squared one."""
-    z = dist.floored(FLOOR).normal_scores(y)
     found = scores(dist, y)
-    found |= {f"coverage_{level:g}": coverage(dist.floored(FLOOR), y, level=level) for level in LEVELS}
+    ((_, floored),) = dist.floored(FLOOR)  # none of them is a mixture
+    z = floored.normal_scores(y)
+    found |= {f"coverage_{level:g}": coverage(floored, y, level=level) for level in LEVELS}
     found |= {"ks": float(kstest(z, norm.cdf).statistic), "cvm": float(cramervonmises(z, norm.cdf).statistic) / len(z)}
     return {"scores": found, "z_cdf": (np.searchsorted(np.sort(z), Z, side="right") / len(z)).tolist()}
 

@@ -10,7 +10,7 @@ from paragp.data.datasets import FLOOR, Split, Table, load, split
 from paragp.data.rows import Data
 from paragp.gp.exact import fit_exact
 from paragp.gp.methods import METHODS
-from paragp.metrics import METRICS
+from paragp.metrics import floored_scores, noise_fraction
 from paragp.paper.protocol import Spec
 from paragp.paper.raissi import fit_raissi
 from paragp.predictive import PredictiveDistribution
@@ -34,8 +34,8 @@ def tensors(part: Table) -> Data:
 
 def scores(dist: PredictiveDistribution, y: Any) -> dict[str, float]:
     """In standardised units, deviations floored for all alike; the noise share is of the model as it is."""
-    floored = dist.floored(FLOOR)
-    return {name: METRICS[name](dist if name == "noise_fraction" else floored, y) for name in SCORES}
+    found = floored_scores(dist, y, FLOOR) | {"noise_fraction": noise_fraction(dist)}
+    return {name: found[name] for name in SCORES}
 
 
 def execute(spec: Spec, tick: Tick = lambda: None) -> dict[str, Any]:

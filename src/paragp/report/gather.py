@@ -183,10 +183,9 @@ class Gathering:
         self.scores.add(dist, y)
         constant = PredictiveDistribution(np.full(n, target.mean), np.zeros(n), np.array(target.deviation**2))
         self.baseline.add(constant, y)
-        distance = np.sort(np.abs(dist.z_scores(y)))
-        reach = PredictiveDistribution.standard(dist.dof).ppf((1 + LEVELS) / 2)[0]
-        self.covered += np.searchsorted(distance, reach, side="right")
-        bins = np.minimum((dist.cdf(y) * PIT_BINS).astype(np.int64), PIT_BINS - 1)
+        pit = dist.cdf(y)
+        self.covered += np.searchsorted(np.sort(np.abs(2 * pit - 1)), LEVELS, side="right")
+        bins = np.minimum((pit * PIT_BINS).astype(np.int64), PIT_BINS - 1)
         self.pit += np.bincount(bins, minlength=PIT_BINS)
         for level in list(self.guaranteed):
             try:
@@ -225,7 +224,7 @@ class Gathering:
     def _sampled(self) -> Sample:
         kept = self._kept[np.argsort(self._kept[:, 1])]
         keys, row, y, mean, function_var, noise_var = kept[:, :6].T
-        dist = PredictiveDistribution(mean, function_var, noise_var, self.fitted.dof)
+        dist = PredictiveDistribution(mean, function_var, noise_var, self.fitted.shape)
         return Sample(row.astype(np.int64), np.argsort(keys), y, dist, kept[:, 6:])
 
 

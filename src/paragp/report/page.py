@@ -20,7 +20,7 @@ from paragp.fitted import Fitted
 from paragp.gp.kernels import KERNELS
 from paragp.gp.methods import METHODS
 from paragp.metrics import METRICS
-from paragp.predictive import PredictiveDistribution, tails_in_words
+from paragp.predictive import PredictiveDistribution
 from paragp.report import charts
 from paragp.report.bins import Bin, by_deviation, by_input, expected_counts, margin
 from paragp.report.gather import FAR, LEVELS, ColumnFacts, Facts
@@ -93,7 +93,7 @@ def render(fitted: Fitted, facts: Facts, target: str, commands: Sequence[str]) -
         policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
         method=_label(fitted.method),
-        tails=tails_in_words(fitted.dof),
+        shape=None if fitted.shape.is_normal else str(fitted.shape),
         parts=PARTS,
         target=target,
         facts=facts,
@@ -254,7 +254,7 @@ def _calibration(facts: Facts) -> list[Figure]:
 
 def _scores_in_words(dist: PredictiveDistribution) -> tuple[str, str]:
     """What the scores are called that are standard normal if the model is right, and how they come about."""
-    if math.isinf(dist.dof):
+    if dist.shape.is_normal:
         return "z-score", ""
     return "normal score", " (where each target's predicted probability lies in a standard normal distribution)"
 
@@ -278,13 +278,12 @@ def _uncertainty(fitted: Fitted, facts: Facts) -> list[Figure]:
     sample, bins = facts.sample, by_deviation(facts.sample)
     noise, spread = facts.scores["noise_fraction"], facts.scores["sharpness"]
     whole = Bin("all rows", facts.rows, spread, facts.scores["mae"], 0.0, noise)
-    slope = float(PredictiveDistribution.standard(fitted.dof).expected_error[0])
-    calibrated = "normal" if math.isinf(fitted.dof) else "Student-t"
+    slope = fitted.shape.expected_error
     found = [
         Figure(
             "Predicted deviation and error", charts.deviation_and_error(bins, slope),
             "Rows by deciles of their predicted deviation, with two standard errors. Dashed: the mean error of a "
-            f"calibrated {calibrated}, {number(slope, 2)} deviations. " + _sampled(facts),
+            f"calibrated model, {number(slope, 2)} deviations. " + _sampled(facts),
             Table(
                 ["predicted deviation", "rows", "mean deviation", "mean error", "expected error"],
                 [
@@ -423,7 +422,7 @@ def _settings(fitted: Fitted) -> list[tuple[str, str]]:
     summary = {"method": fitted.method, **fitted.summary}
     parameters = summary.pop("parameters", {})
     summary.pop("validation_scores", None)
-    summary["tails"] = tails_in_words(fitted.dof) or "normal"
+    summary["shape"] = str(fitted.shape)
     found = {name.replace("_", " "): value for name, value in summary.items()}
     found |= {f"parameter {name}": value for name, value in parameters.items()}
     return [(shown(name, 60), _value(value)) for name, value in found.items()]

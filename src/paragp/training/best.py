@@ -36,6 +36,16 @@ def scored(dist: PredictiveDistribution, rows: Data, group: Group) -> dict[str, 
     return dict(zip(("nll", "rmse", "crps"), scores.tolist(), strict=True))
 
 
+def in_errors(gain: Array, rows: Data) -> float:
+    """The mean of what the rows gain, by weight, in standard errors; infinite for a single row."""
+    copies = np.ones(len(gain)) if rows.weights is None else rows.weights.double().numpy(force=True)
+    mean = np.average(gain, weights=copies)
+    if copies.sum() <= 1:
+        return math.inf
+    error = np.sqrt(np.average((gain - mean) ** 2, weights=copies) / (copies.sum() - 1))
+    return float(mean / error) if error else math.copysign(math.inf, mean or -1)
+
+
 class Best:
     """Scores each epoch on the validation rows, keeps the best state, and says when to stop.
 
@@ -132,16 +142,9 @@ class Best:
         """
         if self.validation is None or self.patience is None or self.epoch == 0:
             return
-        weights = self.validation.weights
-        copies = np.ones(len(self.validation.y)) if weights is None else weights.double().numpy(force=True)
-        if copies.sum() <= 1:
-            return
         ended = self._log_densities()
         self.model.load_state_dict(self.first)
-        gain = ended - self._log_densities()
-        mean = np.average(gain, weights=copies)
-        error = np.sqrt(np.average((gain - mean) ** 2, weights=copies) / (copies.sum() - 1))
-        if mean > error:
+        if in_errors(ended - self._log_densities(), self.validation) > 1:
             self.restore()
         else:
             self.epoch = 0

@@ -6,7 +6,8 @@ error, the mean stops trying. Here each has its own task.
     mean    ridge regression on many inducing points with FITC's weights, 1 / (ktilde_i + sigma_obs^2) (Eqn fitc)
     noise   log-linear in the kernel's features (`LogPower`), fitted to the leave-one-out residuals of that mean: what
             is left of rows that it has seen is too small
-    tails   Student's, as light as the residuals want them
+    shape   Student's, with tails as light as the residuals want them; or, where validation rows are clearly likelier
+            so, a mixture of a few (`Shape`), which may lean to one side
 """
 
 import math
@@ -16,16 +17,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from paragp.data.rows import Data, Rows
 from paragp.gp.covariances import LARGEST_LOG, LARGEST_POWER, LogPower, unknown
 from paragp.gp.kernels import covariance, evened, prior_variance
 from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory, lower_of_product, whiten
-from paragp.gp.model import NOISE_FLOOR, ParametricGP
+from paragp.gp.model import PARTS, Noise, ParametricGP
 from paragp.predictive import Array, PredictiveDistribution
-from paragp.training.best import Best, Trial, scored
+from paragp.training.best import Best, Trial, in_errors, scored
 from paragp.training.distributed import ALONE, Group
 from paragp.training.loop import Epoch
 from paragp.training.solves import factor_of
@@ -35,6 +36,9 @@ NOISE_ROWS = 50_000  # at most, whose residuals the noise is fitted to
 PENALTIES = (30.0, 3.0, 0.3, 0.03)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
 SAME = 1e-5  # of a row's size: one that lies as near to an inducing point is that point
 LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
+LEAST_DEVIATION = 0.25  # of a part of the shape, as one more row has it: parts do not shrink to spikes
+CLEARLY_LIKELIER = 2.0  # standard errors
+MOST_SHIFT = 6.0  # of the logarithm of the noise, by validation rows
 SMALLEST_UNKNOWN = 1e-30  # with a logarithm
 CLEARLY = 0.01  # of the squared error: less is not worth leverages near one, which leave little of the residuals
 STEPS = 100  # of L-BFGS
@@ -45,7 +49,7 @@ EXACT_LEVERAGES = 2e11  # rows times points^2, up to which leverages are exact
 
 def fits() -> int:
     """The most entries that `solve_in_stages` adds to the history."""
-    return 2 * len(PENALTIES)  # with two kernels
+    return 2 * len(PENALTIES) + 2  # with two kernels, then a mixture and a level
 
 
 @torch.no_grad()
@@ -96,18 +100,25 @@ def solve_in_stages(
     check = Validation(best, held_out, there, group, pause)
     # Noise may depend on what says nothing of the mean: beside the mean's kernel, one that sees all inputs alike.
     kernels = [kernel for kernel in (model.kernel, evened(model.kernel, rows.x.shape[1])) if kernel is not None]
+    leading, least = None, math.inf
     for kernel in kernels:
-        _fit_noise(Head(model, kernel, rows, left), check)
+        head = Head(model, kernel, rows, left, held_out.x)
+        nll = _fit_noise(head, check)
+        if leading is None or nll < least:
+            leading, least = head, nll
+    assert leading is not None
+    check.attempt(leading, lambda: leading.fit(leading.penalty, tails=True, mixture=True))
+    check.attempt(leading, lambda: check.level(leading))
     return best.end()
 
 
-def _fit_noise(head: "Head", check: "Validation") -> None:
-    """Fit with ever smaller penalties while that helps: normal noise, then from the best of it on with tails.
+def _fit_noise(head: "Head", check: "Validation") -> float:
+    """Fit with ever smaller penalties while that helps: normal noise, then from the best of it on with tails; its NLL.
 
     Only the latter are kept. Tails that are not needed are light, and the normal, which may look as good on the
     validation rows, has nothing for the row that is unlike them all.
     """
-    kept = 0
+    kept, least = 0, math.inf
     for tails in (False, True):
         least, at = math.inf, head.at
         for place in range(kept, len(PENALTIES)):
@@ -115,7 +126,8 @@ def _fit_noise(head: "Head", check: "Validation") -> None:
             if not nll < least:
                 break
             least, at, kept = nll, head.at, place
-        head.at = at
+        head.at, head.penalty = at, PENALTIES[kept]
+    return least
 
 
 def some(rows: Data, most: int) -> Data:
@@ -246,23 +258,28 @@ class Unknowns(NamedTuple):
     b: float
     power: float  # log p
     tails: float
+    parts: Array  # (3 PARTS,) of a mixture, or none: logarithms of weights, means, logarithms of deviations
 
 
 class Head:
     """The noise of `LogPower`, by maximum likelihood of residuals given a normal prior on its weights a."""
 
-    def __init__(self, model: ParametricGP, kernel: Kernel, rows: Data, residuals: Tensor) -> None:
+    def __init__(
+        self, model: ParametricGP, kernel: Kernel, rows: Data, residuals: Tensor, held_out: Tensor | None = None
+    ) -> None:
+        """`held_out` (n, d) are rows that `predict` is for."""
         self.model, self.kernel, family = model, kernel, model.family
         assert isinstance(family.S, LogPower)
         self.S = family.S
         self.W = family.whitener(kernel, family.variance_points)
         self.seen = self.inputs(rows.x, own=True)
-        self.square = residuals.double().square()
-        self.weights = torch.ones_like(self.square) if rows.weights is None else rows.weights.double()
+        self.held_out = None if held_out is None else self.inputs(held_out)
+        self.residuals, self.floor = residuals.double(), model.likelihood.floor
+        self.weights = torch.ones_like(self.residuals) if rows.weights is None else rows.weights.double()
         self.total = float(self.weights.sum())
-        level = float(self.square @ self.weights) / self.total
-        M = len(family.variance_points)
-        self.at = Unknowns(np.zeros(M), math.log(max(level, NOISE_FLOOR)), 0.0, 0.0)
+        level = float(self.residuals.square() @ self.weights) / self.total
+        self.M, self.penalty = len(family.variance_points), PENALTIES[0]
+        self.at = Unknowns(np.zeros(self.M), math.log(max(level, self.floor)), 0.0, 0.0, np.empty(0))
         step = math.ceil(rows.size / CURVED_ROWS)
         A = self.seen.A[:, ::step].double()  # in single precision, rounding could exceed the smallest penalty
         self.curvature = 0.5 * step * lower_of_product(A, A.T, scale=self.weights[::step]).cpu()
@@ -286,8 +303,10 @@ class Head:
             shares.append(u)
         return Inputs(torch.cat(features, 1), k.double(), torch.cat(shares).double().clamp_min(SMALLEST_UNKNOWN).log())
 
-    def fit(self, penalty: float, tails: bool = False) -> float:
+    def fit(self, penalty: float, tails: bool = False, mixture: bool = False) -> float:
         """Set the model's noise, and its tails or none; the log likelihood per row of the residuals.
+
+        A `mixture` sets out from thirds of the residuals, as the fit of before scales them.
 
         L-BFGS sees z = R^T a, with R R^T the curvature of the loss in a where all of a row's variance is its noise: in
         z all directions are about equally steep, and tens of steps do where in a hundreds would.
@@ -299,49 +318,74 @@ class Head:
             return found[:, 0].numpy()
 
         def loss(at: Array) -> tuple[float, Array]:
-            value, gradient = self._loss(np.concatenate([solved(R.T, at[:-3], upper=True), at[-3:]]), penalty)
-            return value, np.concatenate([solved(R, gradient[:-3], upper=False), gradient[-3:]])
+            value, gradient = self._loss(np.concatenate([solved(R.T, at[:M], upper=True), at[M:]]), penalty)
+            return value, np.concatenate([solved(R, gradient[:M], upper=False), gradient[M:]])
 
+        M = self.M
         scalars = [self.at.b, self.at.power, (self.at.tails or 0.2) if tails else 0.0]
-        start = np.concatenate([R.T.numpy() @ self.at.a, scalars])
-        free = [(None, None)] * (len(start) - 2)
-        bounds = [*free, (0.0, math.log(LARGEST_POWER)), (1e-3, LARGEST_TAILS) if tails else (0.0, 0.0)]
+        start = np.concatenate([R.T.numpy() @ self.at.a, scalars, self._thirds() if mixture else np.empty(0)])
+        bounds: list[tuple[float | None, float | None]] = [(None, None)] * len(start)
+        bounds[M + 1 : M + 3] = [(0.0, math.log(LARGEST_POWER)), (1e-3, LARGEST_TAILS) if tails else (0.0, 0.0)]
         found = minimize(
             loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS, "maxcor": 20}
         )
-        self.at = Unknowns(solved(R.T, found.x[:-3], upper=True), *found.x[-3:].tolist())
-        self._write()
+        b, power, tails_found = found.x[M : M + 3].tolist()
+        self.at = Unknowns(solved(R.T, found.x[:M], upper=True), b, power, tails_found, found.x[M + 3 :])
+        self.write()
         return -float(found.fun)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Make the fit the model's."""
         self.model.family.variance_kernel(self.model.kernel).load_state_dict(self.kernel.state_dict())
         self.S.a.copy_(torch.from_numpy(self.at.a))
         self.S.b.fill_(self.at.b)
         self.S.power.fill_(math.exp(self.at.power))
-        self.model.likelihood.tails.fill_(self.at.tails)
-        self.model.likelihood.start(float(_floor(torch.tensor(self.at.tails))))
+        likelihood = self.model.likelihood
+        likelihood.tails.fill_(self.at.tails)
+        likelihood.parts.copy_(_parts(torch.from_numpy(self.at.parts)))
+        likelihood.start(float(_floor(torch.tensor(self.at.tails), self.floor)))
+
+    def _thirds(self) -> Array:
+        """Where a mixture starts: each part at one of as many equal shares of the residuals in their deviations."""
+        z = self.residuals / self._deviations(self.seen)
+        middles = np.quantile(z.numpy(force=True), (np.arange(PARTS) + 0.5) / PARTS)
+        return np.concatenate([np.zeros(PARTS), middles, np.log(np.gradient(middles).clip(min=0.05))])
+
+    def _deviations(self, inputs: Inputs) -> Tensor:
+        """What the fit says of rows, noise and function together; (n,)."""
+        return torch.stack(self._variances(inputs)).sum(0).sqrt()
+
+    def _variances(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        a, scalars = torch.from_numpy(self.at.a), torch.tensor(self.at[1:4], dtype=torch.float64)
+        return _variances(inputs, (a.to(inputs.A) @ inputs.A).double(), scalars, self.floor)
+
+    def objective(self) -> float:
+        """The log likelihood per row of the residuals."""
+        at = self.at
+        var = self._deviations(self.seen).square()
+        terms = _log_density(self.residuals, var, torch.tensor(at.tails), _parts(torch.from_numpy(at.parts)))
+        return float(self.weights @ terms) / self.total
 
     @torch.enable_grad()
     def _loss(self, at: Array, penalty: float) -> tuple[float, Array]:
         """Minus the log posterior per row, and its gradient."""
-        a, scalars = torch.from_numpy(at[:-3]), torch.from_numpy(at[-3:]).requires_grad_()
-        A = self.seen.A
+        a, others = torch.from_numpy(at[: self.M]), torch.from_numpy(at[self.M :]).requires_grad_()
+        A, scalars, parts = self.seen.A, others[:3], _parts(others[3:])
         linear = (a.to(A) @ A).double().requires_grad_()
-        noise, function = _variances(self.seen, linear, scalars)
-        terms = _log_density(self.square, noise + function, scalars[-1])
-        fit = (self.weights @ terms) / self.total
-        g_linear, g_scalars = torch.autograd.grad(-fit, (linear, scalars))
+        noise, function = _variances(self.seen, linear, scalars, self.floor)
+        terms = _log_density(self.residuals, noise + function, scalars[-1], parts)
+        fit = (self.weights @ terms + (_prior(parts) if len(others) > 3 else 0.0)) / self.total
+        g_linear, g_others = torch.autograd.grad(-fit, (linear, others))
         g_a = (A @ g_linear.to(A)).double().cpu() + (penalty / self.total) * a
         loss = -float(fit.detach()) + penalty / (2 * self.total) * float(a @ a)
-        return loss, np.concatenate([g_a.numpy(force=True), g_scalars.numpy(force=True)])
+        return loss, np.concatenate([g_a.numpy(force=True), g_others.numpy(force=True)])
 
-    def predict(self, mean: Tensor, x: Tensor) -> PredictiveDistribution:
-        """What the model says of rows with that mean, without a factorisation of the mean's points."""
-        inputs = self.inputs(x)
-        a, scalars = torch.from_numpy(self.at.a), torch.tensor(self.at[1:], dtype=torch.float64)
-        noise, function = _variances(inputs, (a.to(inputs.A) @ inputs.A).double(), scalars)
+    def predict(self, mean: Tensor) -> PredictiveDistribution:
+        """What the model says of the rows held out, with that mean; without a factorisation of the mean's points."""
+        assert self.held_out is not None
+        noise, function = self._variances(self.held_out)
         return PredictiveDistribution(
-            mean.numpy(force=True), function.numpy(force=True), noise.numpy(force=True), self.model.dof
+            mean.numpy(force=True), function.numpy(force=True), noise.numpy(force=True), self.model.shape
         )
 
 
@@ -357,29 +401,81 @@ class Validation:
         """The NLL of a fit, of which `best` takes note if it may be kept."""
         self.pause()
         self.group.agree(list(self.best.model.state_dict().values()))
-        scores = scored(head.predict(self.mean, self.rows.x), self.rows, self.group)
+        scores = scored(head.predict(self.mean), self.rows, self.group)
         if keep:
             self.best.after(Epoch(0, objective, 0.0, 0.0, scores))
         return scores["nll"]
 
+    def attempt(self, head: Head, change: Callable[[], float]) -> None:
+        """Take note of what the `change` of a fit comes to if the rows are clearly likelier so; else undo it."""
+        head.write()
+        at, before = head.at, self._log_densities(head)
+        objective = change()
+        gain = self._log_densities(head) - before
+        clearly = torch.tensor(float(in_errors(gain, self.rows) > CLEARLY_LIKELIER))
+        self.group.agree([clearly])
+        if bool(clearly):
+            self.score(head, objective, keep=True)
+        else:
+            head.at = at
 
-def _variances(inputs: Inputs, linear: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
+    def level(self, head: Head) -> float:
+        """Set the level of the noise by the validation rows: leave-one-out residuals may all be too large, or small."""
+        at, weights = head.at, None if self.rows.weights is None else self.rows.weights.numpy(force=True)
+
+        def nll(shift: float) -> float:
+            head.at = at._replace(b=at.b + shift)
+            return -float(np.average(self._log_densities(head), weights=weights))
+
+        head.at = at._replace(b=at.b + minimize_scalar(nll, bounds=(-MOST_SHIFT, MOST_SHIFT)).x)
+        head.write()
+        return head.objective()
+
+    def _log_densities(self, head: Head) -> Array:
+        return head.predict(self.mean).logpdf(self.rows.y.double().numpy(force=True))
+
+
+def _variances(inputs: Inputs, linear: Tensor, scalars: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """The noise and the function's variance, (n,) each, as `LogPower` and the likelihood have them."""
     b, power, tails = scalars
-    noise = (linear + b).clamp(-LARGEST_LOG, LARGEST_LOG).exp() + _floor(tails)
+    noise = (linear + b).clamp(max=LARGEST_LOG).exp() + _floor(tails, floor)
     return noise, inputs.k * (power.exp() * inputs.log_u).exp()
 
 
-def _floor(tails: Tensor) -> Tensor:
+def _floor(tails: Tensor, floor: float) -> Tensor:
     """The least variance: a scale at the noise's floor, whatever the tails."""
-    return 1.001 * NOISE_FLOOR / (1 - 2 * tails)
+    return 1.001 * floor / (1 - 2 * tails)
 
 
-def _log_density(square: Tensor, var: Tensor, tails: Tensor) -> Tensor:
-    """Of squared residuals, normal or with Student's tails, with that variance."""
+def _log_density(residuals: Tensor, var: Tensor, tails: Tensor, parts: Tensor) -> Tensor:
+    """Of residuals, normal or with the parts of a shape with Student's tails, and with that variance; (n,)."""
     if not float(tails.detach()):
-        return -0.5 * (math.log(2 * math.pi) + var.log() + square / var)
+        return -0.5 * (math.log(2 * math.pi) + var.log() + residuals.square() / var)
     dof = 1 / tails
-    scale = var * (1 - 2 * tails)
+    weights, means, deviations = parts.T
+    scales = deviations * (1 - 2 * tails).sqrt()
     constant = torch.lgamma((dof + 1) / 2) - torch.lgamma(dof / 2) - 0.5 * (math.pi * dof).log()
-    return constant - 0.5 * scale.log() - (dof + 1) / 2 * torch.log1p(square * tails / scale)
+    z = residuals / var.sqrt()
+    each = [
+        (weight / scale).log() - (dof + 1) / 2 * torch.log1p(((z - mean) / scale).square() * tails)
+        for weight, mean, scale in zip(weights, means, scales, strict=True)
+        if float(weight.detach())
+    ]
+    return constant - 0.5 * var.log() + torch.stack(each).logsumexp(0)
+
+
+def _parts(unknowns: Tensor) -> Tensor:
+    """Weights, means and deviations, (PARTS, 3), of mean 0 and variance 1; one part alone of no unknowns."""
+    if not len(unknowns):
+        return Noise().parts.to(unknowns)
+    log_weights, means, log_deviations = unknowns.split(PARTS)
+    weights, deviations = log_weights.softmax(0), log_deviations.exp()
+    means = means - weights @ means
+    size = (weights @ (deviations.square() + means.square())).sqrt()
+    return torch.stack([weights, means / size, deviations / size], 1)
+
+
+def _prior(parts: Tensor) -> Tensor:
+    """A log density of a mixture's parts, which says as much as one row of each of them would."""
+    weights, _, deviations = parts.T
+    return (weights.log() - deviations.log() - 0.5 * LEAST_DEVIATION**2 / deviations.square()).sum()

@@ -22,7 +22,7 @@ NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
 # Where training goes on from the kernel, an iteration that gains less than this share of the likelihood is the last.
 SETTLED, TO_THE_END = 1e-5, 2e-9
 # Of several kernels the chosen one is looked at again: a share of the iterations, and more rows.
-LAST_LOOK, MORE_ROWS = 0.3, 1.5
+LAST_LOOK, MORE_ROWS = 0.3, 3.0
 
 
 def choose_kernel(
