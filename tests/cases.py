@@ -10,7 +10,7 @@ from paragp.gp.covariances import LogPower
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
 
-STATIONARY = ("matern12", "matern32", "matern52", "rbf")
+STATIONARY = ("matern12", "matern32", "matern52", "rbf", "rq")
 float64 = torch.float64
 
 

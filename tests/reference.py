@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 
 
 # --- kernels ---
-def kernel(name, x, z, lengthscale, scale):
+def kernel(name, x, z, lengthscale, scale, alpha=None):
     r = cdist(x / lengthscale, z / lengthscale)
     if name == "rbf":
         return scale * np.exp(-(r**2) / 2)
@@ -19,6 +19,8 @@ def kernel(name, x, z, lengthscale, scale):
         return scale * (1 + np.sqrt(3) * r) * np.exp(-np.sqrt(3) * r)
     if name == "matern52":
         return scale * (1 + np.sqrt(5) * r + 5 * r**2 / 3) * np.exp(-np.sqrt(5) * r)
+    if name == "rq":
+        return scale * (1 + r**2 / (2 * alpha)) ** -alpha
     raise ValueError(name)
 
 

@@ -20,24 +20,27 @@ from cases import STATIONARY, random_data, random_model
 BETA = 0.3
 
 
+def kernel_settings(kernel):
+    """Lengthscales, scale and, of a rational quadratic, its exponent alpha."""
+    base = kernel.base_kernel
+    alpha = base.alpha.item() if hasattr(base, "alpha") else None
+    return base.lengthscale.detach().numpy(), float(kernel.outputscale), alpha
+
+
 def unwhitened(model, data, kernel_name):
     """The model's parameters as the paper writes them: K matrices, m = Lam m', S = Lam S' Lam^T."""
     with torch.no_grad():
         family = model.family
-        settings, other = (
-            (kernel_name, kernel.base_kernel.lengthscale.numpy(), float(kernel.outputscale))
-            for kernel in (model.kernel, family.variance_kernel(model.kernel))
-        )
+        settings, other = (kernel_settings(kernel) for kernel in (model.kernel, family.variance_kernel(model.kernel)))
         x, y = data.x.numpy(), data.y.numpy()
         Z = family.Z.numpy()
         Z_variance = getattr(family, "Z_variance", family.Z).numpy()
 
         def k(a, b, settings=settings):
-            name, lengthscale, scale = settings
-            return reference.kernel(name, a, b, lengthscale, scale)
+            return reference.kernel(kernel_name, a, b, *settings)
 
         def with_jitter(K, settings=settings):
-            return K + JITTER[torch.float64] * settings[2] * np.eye(len(K))
+            return K + JITTER[torch.float64] * settings[1] * np.eye(len(K))
 
         K_MM = with_jitter(k(Z_variance, Z_variance, other), other)
         K_mu = with_jitter(k(Z, Z))
@@ -47,7 +50,7 @@ def unwhitened(model, data, kernel_name):
             x=x, y=y, noise=float(model.noise), K_MM=K_MM, K_mu=K_mu, S=L @ L.T, Lam=Lam,
             level=None if isinstance(family.S, Rooted) else (family.S.a.numpy(), float(family.S.b)),
             power=float(family.S.power) if isinstance(family.S, LogPower) else None,
-            K_Mb=k(Z_variance, x, other), K_mu_b=k(Z, x), k_diag=np.full(len(x), other[2]),
+            K_Mb=k(Z_variance, x, other), K_mu_b=k(Z, x), k_diag=np.full(len(x), other[1]),
             m=(Lam_mu if isinstance(family, Decoupled) else Lam) @ family.m.numpy(),
             a=getattr(family, "a", torch.zeros(len(Z))).numpy(),
             K_gg=k(Z, Z), K_gM=k(Z, Z_variance),
@@ -135,10 +138,7 @@ def test_kernel_equals_its_formula(kernel):
     x, z = random_data(6).x, random_data(4, seed=3).x
     with torch.no_grad():
         ours = covariance(model.kernel, x, z)
-        base = model.kernel.base_kernel
-        theirs = reference.kernel(
-            kernel, x.numpy(), z.numpy(), base.lengthscale.numpy(), float(model.kernel.outputscale)
-        )
+        theirs = reference.kernel(kernel, x.numpy(), z.numpy(), *kernel_settings(model.kernel))
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 

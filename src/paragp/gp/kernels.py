@@ -1,8 +1,8 @@
 """Kernels by name, and the two evaluations the rest of the library needs of any GPyTorch kernel.
 
 `covariance(kernel, x, z)` and `prior_variance(kernel, x)` are the only places where a kernel is called.
-A scaled Matérn or RBF takes a direct path with a hand-written backward; every other kernel, sums and
-products included, goes through GPyTorch.
+A scaled Matérn, RBF or rational quadratic takes a direct path with a hand-written backward; every other kernel, sums
+and products included, goes through GPyTorch.
 """
 
 import copy
@@ -106,7 +106,7 @@ def covariance(kernel: Kernel, x: Tensor, z: Tensor) -> Tensor:
     parts = _stationary_parts(kernel)
     if parts is None:
         return _in_float64(kernel, lambda k, a, b: k(a, b).to_dense(), x, z)
-    return _Stationary.apply(*parts.scaled(x, z), parts.scale.log(), parts.profile, x is z)
+    return _Stationary.apply(*parts.scaled(x, z), parts.scale.log(), parts.exponent, parts.profile, x is z)
 
 
 def covariance_matvec(kernel: Kernel, x: Tensor, z: Tensor, alpha: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def covariance_matvec(kernel: Kernel, x: Tensor, z: Tensor, alpha: Tensor) -> Te
     parts = _stationary_parts(kernel)
     if parts is None:
         return (covariance(kernel, x, z).to(alpha) @ alpha).to(x)
-    return _StationaryMatvec.apply(*parts.scaled(x, z), parts.scale.log(), alpha, parts.profile)
+    return _StationaryMatvec.apply(*parts.scaled(x, z), parts.scale.log(), parts.exponent, alpha, parts.profile)
 
 
 def prior_variance(kernel: Kernel, x: Tensor) -> Tensor:
@@ -172,36 +172,37 @@ def _in_float64(kernel: Kernel, evaluate: Callable[..., Tensor], *inputs: Tensor
 class Profile(NamedTuple):
     """A stationary kernel as a function of the scaled squared distance a^2.
 
-    `evaluate(a2, log_scale, k, steep)` overwrites a2, fills k, and fills steep so that slope * steep = dk / d(a^2).
+    `evaluate(a2, log_scale, exponent, k, steep)` overwrites a2, fills k, and fills steep so that
+    slope * steep = dk / d(a^2). The exponent, which log k is linear in, is the rational quadratic's alone.
     """
 
-    evaluate: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    factor: float  # a^2 = factor * r^2
+    evaluate: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor], None]
+    factor: float  # a^2 = factor * r^2, over the exponent if there is one
     slope: float
     smooth: bool = True  # at a = 0; where it is not, an error of 1e-6 in a^2 is one of 1e-3 in k
 
 
-def _rbf(a2: Tensor, log_scale: Tensor, k: Tensor, steep: Tensor) -> None:
+def _rbf(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
     """k = exp(-a^2), a^2 = r^2 / 2; dk / d(a^2) = -k."""
     torch.sub(log_scale, a2, out=k).exp_()
     steep.copy_(k)
 
 
-def _matern12(a2: Tensor, log_scale: Tensor, k: Tensor, steep: Tensor) -> None:
+def _matern12(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
     """k = exp(-a), a = r; dk / d(a^2) = -k / (2 a), infinite at a = 0: there, by symmetry, 0 stands for it."""
     a = a2.sqrt_()
     torch.sub(log_scale, a, out=k).exp_()
     torch.div(k, a, out=steep).masked_fill_(a < COINCIDENT, 0)
 
 
-def _matern32(a2: Tensor, log_scale: Tensor, k: Tensor, steep: Tensor) -> None:
+def _matern32(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
     """k = (1 + a) exp(-a), a = sqrt(3) r; dk / d(a^2) = -exp(-a) / 2."""
     a = a2.sqrt_()
     torch.sub(log_scale, a, out=steep).exp_()
     torch.addcmul(steep, a, steep, out=k)
 
 
-def _matern52(a2: Tensor, log_scale: Tensor, k: Tensor, steep: Tensor) -> None:
+def _matern52(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
     """k = (1 + a + a^2 / 3) exp(-a), a = sqrt(5) r; dk / d(a^2) = -(1 + a) exp(-a) / 6."""
     a = a2.sqrt_()
     e = torch.sub(log_scale, a).exp_()
@@ -209,8 +210,16 @@ def _matern52(a2: Tensor, log_scale: Tensor, k: Tensor, steep: Tensor) -> None:
     torch.addcmul(steep, a.square_(), e, value=1 / 3, out=k)
 
 
+def _rq(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
+    """k = (1 + a^2)^-exponent, a^2 = r^2 / (2 exponent); dk / d(a^2) = -exponent k / (1 + a^2)."""
+    assert exponent is not None
+    torch.log1p(a2, out=k).mul_(-exponent).add_(log_scale).exp_()
+    torch.div(k, a2.add_(1), out=steep).mul_(exponent)
+
+
 PROFILES: dict[tuple[type[Kernel], float | None], Profile] = {
     (RBFKernel, None): Profile(_rbf, 1 / 2, -1.0),
+    (RQKernel, None): Profile(_rq, 1 / 2, -1.0),
     (MaternKernel, 0.5): Profile(_matern12, 1.0, -1 / 2, smooth=False),
     (MaternKernel, 1.5): Profile(_matern32, 3.0, -1 / 2),
     (MaternKernel, 2.5): Profile(_matern52, 5.0, -1 / 6),
@@ -221,6 +230,7 @@ class _StationaryParts(NamedTuple):
     profile: Profile
     lengthscale: Tensor  # (1, d) or (1, 1)
     scale: Tensor  # ()
+    exponent: Tensor | None  # (), alpha of a rational quadratic
 
     def scaled(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs whose squared distance is a^2, centred: |x|^2 + |z|^2 - 2 x^T z loses digits far from the origin.
@@ -230,23 +240,32 @@ class _StationaryParts(NamedTuple):
         of_x, of_z = x.detach().mean(0), z.detach().mean(0)
         centre = torch.where(of_x.abs() < of_z.abs(), of_x, of_z)
         unit = math.sqrt(self.profile.factor) / self.lengthscale
+        if self.exponent is not None:
+            unit = unit / self.exponent.sqrt()
         z_scaled = (z - centre) * unit
         return z_scaled if x is z else (x - centre) * unit, z_scaled
 
 
 def _stationary_parts(kernel: Kernel) -> _StationaryParts | None:
-    """The parts of a plain scaled Matérn or RBF kernel; None for anything more elaborate."""
+    """The parts of a plain scaled Matérn, RBF or rational quadratic kernel; None for anything more elaborate."""
     if type(kernel) is not ScaleKernel:
         return None
     base = kernel.base_kernel
     profile = PROFILES.get((type(base), getattr(base, "nu", None)))
     if profile is None or any(k.active_dims is not None or k.batch_shape for k in (kernel, base)):
         return None
-    return _StationaryParts(profile, base.lengthscale, kernel.outputscale)
+    exponent = base.alpha.reshape(()) if isinstance(base, RQKernel) else None
+    return _StationaryParts(profile, base.lengthscale, kernel.outputscale, exponent)
 
 
 def _evaluate(
-    x: Tensor, z: Tensor, log_scale: Tensor, profile: Profile, symmetric: bool, steep_too: bool
+    x: Tensor,
+    z: Tensor,
+    log_scale: Tensor,
+    exponent: Tensor | None,
+    profile: Profile,
+    symmetric: bool,
+    steep_too: bool,
 ) -> tuple[Tensor, Tensor]:
     """k and `steep` for scaled inputs x (n, d) and z (m, d), shapes (n, m), by blocks of rows that stay in cache.
 
@@ -259,7 +278,8 @@ def _evaluate(
         a2 = _squared_distances(left[rows], right, x.dtype)
         if symmetric:
             a2.diagonal(offset=rows.start).zero_()
-        profile.evaluate(a2, log_scale, k[rows], steep[rows] if steep_too else steep[: rows.stop - rows.start])
+        slopes = steep[rows] if steep_too else steep[: rows.stop - rows.start]
+        profile.evaluate(a2, log_scale, exponent, k[rows], slopes)
     return k, steep
 
 
@@ -293,20 +313,29 @@ class _Stationary(torch.autograd.Function):
 
         g_x = 2 (rowsum(E) * x - E z),    g_z = 2 (colsum(E) * z - E^T x),    g_log_scale = sum(g * k);
 
-    the row sums ride along in the products as a column of ones.
+    the row sums ride along in the products as a column of ones. For an exponent it is sum(g * dk / d exponent) at a^2,
+    with log k linear in it: dk / d exponent = k (log k - log_scale) / exponent.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor, log_scale: Tensor, profile: Profile, symmetric: bool) -> Tensor:
-        k, steep = _evaluate(x, z, log_scale, profile, symmetric, any(ctx.needs_input_grad))
-        ctx.save_for_backward(x, z, k, steep)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        z: Tensor,
+        log_scale: Tensor,
+        exponent: Tensor | None,
+        profile: Profile,
+        symmetric: bool,
+    ) -> Tensor:
+        k, steep = _evaluate(x, z, log_scale, exponent, profile, symmetric, any(ctx.needs_input_grad))
+        ctx.save_for_backward(x, z, log_scale, exponent, k, steep)
         ctx.slope = profile.slope
         return k
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None, None]:
-        x, z, k, steep = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None, None, None]:
+        x, z, log_scale, exponent, k, steep = ctx.saved_tensors
         x_one, z_one = _with_ones(x), _with_ones(z)
         E_z, E_x, g_log_scale = torch.empty_like(x_one), torch.zeros_like(z_one), torch.zeros_like(g[0, 0])
         for rows in _row_blocks(*g.shape):
@@ -314,7 +343,8 @@ class _Stationary(torch.autograd.Function):
             torch.mm(E, z_one, out=E_z[rows])
             E_x.addmm_(E.T, x_one[rows])
             g_log_scale += torch.dot(g[rows].reshape(-1), k[rows].reshape(-1))
-        return 2 * ctx.slope * _moved(x, E_z), 2 * ctx.slope * _moved(z, E_x), g_log_scale, None, None
+        g_exponent = None if exponent is None else (g * _by_exponent(k, log_scale, exponent)).sum()
+        return 2 * ctx.slope * _moved(x, E_z), 2 * ctx.slope * _moved(z, E_x), g_log_scale, g_exponent, None, None
 
 
 class _StationaryMatvec(torch.autograd.Function):
@@ -325,34 +355,44 @@ class _StationaryMatvec(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor, log_scale: Tensor, alpha: Tensor, profile: Profile) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, z: Tensor, log_scale: Tensor, exponent: Tensor | None, alpha: Tensor, profile: Profile
+    ) -> Tensor:
         if not any(ctx.needs_input_grad):
-            return _matvec(x, z, log_scale, alpha, profile)
-        k, steep = _evaluate(x, z, log_scale, profile, False, True)
+            return _matvec(x, z, log_scale, exponent, alpha, profile)
+        k, steep = _evaluate(x, z, log_scale, exponent, profile, False, True)
         out = k @ alpha
-        ctx.save_for_backward(x, z, alpha, k, steep, out)
+        ctx.save_for_backward(x, z, log_scale, exponent, alpha, k, steep, out)
         ctx.slope = profile.slope
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor, None]:
-        x, z, alpha, k, steep, out = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None, Tensor, None]:
+        x, z, log_scale, exponent, alpha, k, steep, out = ctx.saved_tensors
         g_x = None
         if ctx.needs_input_grad[0]:
             g_x = 2 * ctx.slope * _moved(x, g[:, None] * (steep @ (alpha[:, None] * _with_ones(z))))
         g_z = 2 * ctx.slope * _moved(z, alpha[:, None] * (steep.T @ (g[:, None] * _with_ones(x))))
-        return g_x, g_z, g @ out, g @ k, None
+        g_exponent = None if exponent is None else g @ (_by_exponent(k, log_scale, exponent) @ alpha)
+        return g_x, g_z, g @ out, g_exponent, g @ k, None
 
 
-def _matvec(x: Tensor, z: Tensor, log_scale: Tensor, alpha: Tensor, profile: Profile) -> Tensor:
+def _by_exponent(k: Tensor, log_scale: Tensor, exponent: Tensor) -> Tensor:
+    """dk / d exponent where a^2 stays."""
+    return k * (k.clamp_min(torch.finfo(k.dtype).tiny).log() - log_scale) / exponent
+
+
+def _matvec(
+    x: Tensor, z: Tensor, log_scale: Tensor, exponent: Tensor | None, alpha: Tensor, profile: Profile
+) -> Tensor:
     """The same where no gradient is wanted, and no matrix kept: each block is used while it is in cache."""
     left, right = _distance_factors(x, z, profile)
     blocks, out = _row_blocks(len(x), len(z)), torch.empty_like(x[:, 0])
     k, steep = x.new_empty(2, blocks[0].stop, len(z))
     for rows in blocks:
         n = rows.stop - rows.start
-        profile.evaluate(_squared_distances(left[rows], right, x.dtype), log_scale, k[:n], steep[:n])
+        profile.evaluate(_squared_distances(left[rows], right, x.dtype), log_scale, exponent, k[:n], steep[:n])
         out[rows] = k[:n].to(alpha) @ alpha
     return out
 

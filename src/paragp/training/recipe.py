@@ -48,7 +48,7 @@ SEARCH_SHARE = 0.1  # of the epochs, for each further value of a grid
 PATIENCE_SHARE, LEAST_PATIENCE = 0.05, 2  # of the epochs, in what follows the first training: it helps soon or never
 ROWS_OF_THE_PRIOR, LEAST_BETA = 300, 0.05  # PPGPR's beta_reg starts near the first over the rows, or near the second
 POINTS_RATE, NETWORK_RATE = 0.02, 0.001
-SMOOTHNESSES = ("matern52", "matern32", "matern12")  # that kernel="auto" chooses from, where training is by solves
+KINDS = ("matern52", "matern32", "matern12", "rbf", "rq")  # that kernel="auto" chooses from, if training is by solves
 # Inducing points of the mean, where training is by solves: up to so many times n_inducing, of no fewer rows each, while
 # rows times points^2, which is what it costs, are at most
 MOST_MEAN_POINTS, ROWS_OF_A_POINT, SOLVE_COST = 8, 1.5, 2e12
@@ -162,7 +162,7 @@ class Settings:
         """Those that a sample of rows chooses from."""
         if self.kernel != "auto":
             return [self.kernel]
-        return SMOOTHNESSES if self.staged else SMOOTHNESSES[:1]
+        return KINDS if self.staged else KINDS[:1]
 
     @property
     def ridges(self) -> tuple[float, ...]:
@@ -277,7 +277,7 @@ def train(
     full = settings.config(data.size)
     short = replace(full, epochs=_share(SEARCH_SHARE, full.epochs), learning_rate=full.learning_rate * DECAY)
     soon = max(LEAST_PATIENCE, _share(PATIENCE_SHARE, full.epochs))
-    model = new_model(settings, data.sample, generator, data.size) if start is None else start
+    model = new_model(settings, data.sample, generator, data.size, group) if start is None else start
     model.family.order = settings.renyi
     group.agree(list(model.state_dict().values()))
     coefficients = model.family.mean_parameters
@@ -389,7 +389,9 @@ def _share(share: float, epochs: int) -> int:
     return max(1, round(share * epochs))
 
 
-def new_model(settings: Settings, data: Data, generator: torch.Generator, rows: int | None = None) -> ParametricGP:
+def new_model(
+    settings: Settings, data: Data, generator: torch.Generator, rows: int | None = None, group: Group = ALONE
+) -> ParametricGP:
     """A model at its starting point for these rows, a sample of so many `rows`."""
     recipe, method, features = settings.recipe, settings.method, _features(settings, data, generator)
     if features is not None:  # the kernel and its points live behind the network, as it is at the start
@@ -405,7 +407,7 @@ def new_model(settings: Settings, data: Data, generator: torch.Generator, rows: 
     if recipe.kernel_rows:
         kernel, noise = choose_kernel(
             kernels, data, rows=recipe.kernel_rows, iterations=recipe.kernel_iterations, generator=generator,
-            deviation=FAR if settings.staged else NEAR, error=_judge(settings, data, generator),
+            deviation=FAR if settings.staged else NEAR, error=_judge(settings, data, generator), group=group,
         )  # fmt: skip
     Z = _points(kernel, data, settings.points(rows or data.size), recipe.kernel_rows > 0, generator)
     noise = max(noise, 2 * NOISE_FLOOR)

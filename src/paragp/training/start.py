@@ -14,6 +14,7 @@ from paragp.gp.exact import ExactGP, maximise
 from paragp.gp.kernels import lengthscales
 from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory
 from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR
+from paragp.training.distributed import ALONE, Group
 
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
@@ -22,7 +23,7 @@ NEAR, FAR, NOISE_DEVIATION = 0.5, 1.0, 2.0
 # Where training goes on from the kernel, an iteration that gains less than this share of the likelihood is the last.
 SETTLED, TO_THE_END = 1e-5, 2e-9
 # Of several kernels the chosen one is looked at again: a share of the iterations, and more rows.
-LAST_LOOK, MORE_ROWS = 0.3, 3.0
+LAST_LOOK, MORE_ROWS = 0.3, 2.0
 
 
 def choose_kernel(
@@ -34,6 +35,7 @@ def choose_kernel(
     generator: torch.Generator,
     deviation: float,
     error: Callable[[Kernel, float], float] | None = None,
+    group: Group = ALONE,
 ) -> tuple[Kernel, float]:
     """Fit each kernel to a sample of rows by its marginal likelihood (Eqn marg); the best of them, and its noise.
 
@@ -52,7 +54,9 @@ def choose_kernel(
     losses = [-fit.improve(data.take(slice(rows)), iterations) for fit in fits]
     if several and error is not None:
         losses = [error(fit.kernel, fit.noise) for fit in fits]
-    chosen = fits[min(range(len(fits)), key=losses.__getitem__)]
+    least = torch.tensor(losses, dtype=torch.float64).argmin()
+    group.agree([least])  # rounding may differ, and kernels have parameters of their own
+    chosen = fits[int(least)]
     if several:
         chosen.improve(data, round(LAST_LOOK * iterations))
     return chosen.kernel, chosen.noise
