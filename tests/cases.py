@@ -42,6 +42,7 @@ def random_model(
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=noise, dtype=float64))
         if isinstance(model.family.S, LogPower):
             model.family.S.power.fill_(1.7)
+            model.family.S.leading.fill_(max(1, M - 2))
     return model.to(dtype)
 
 

@@ -277,7 +277,9 @@ def _moments(g: _Graph, model: Any, x: str) -> tuple[str, str, str]:
         family, kernel, h = model.family, model.kernel, _layers(g, model.features, x)
         factor = model.factorise()
         other = family.variance_kernel(kernel)
-        A = g.matmul(_kernel(g, other, h, family.variance_points), factor.W.T)  # (n, M)
+        K = _kernel(g, other, h, family.variance_points)  # (n, M)
+        known_by = factor.W[: int(family.S.leading)] if isinstance(family.S, LogPower) else factor.W
+        A = g.matmul(K, known_by.T)  # (n, M)
         prior, known = _prior(g, other, h), g.total(g.op("Mul", A, A))
         var = g.op("Max", g.op("Sub", prior, known), g.const(0.0))
         if isinstance(family.S, LogPower):
@@ -285,7 +287,10 @@ def _moments(g: _Graph, model: Any, x: str) -> tuple[str, str, str]:
             var = g.op("Mul", prior, g.op("Pow", share, g.const(family.S.power)))
         noise = g.add(g.times(var, 0.0), model.noise)
         if isinstance(family.S, LogLinear):
-            logarithm = g.add(g.total(g.matmul(A, family.S.a[:, None])), family.S.b)
+            weighed = (
+                g.matmul(K, factor.E[:, None]) if isinstance(family.S, LogPower) else g.matmul(A, family.S.a[:, None])
+            )
+            logarithm = g.add(g.total(weighed), family.S.b)
             noise = g.add(noise, g.op("Exp", g.op("Min", logarithm, g.const(LARGEST_LOG))))
         elif isinstance(family.S, Rooted) and not isinstance(family.S, Zero):
             rooted = g.matmul(A, family.S.factor())

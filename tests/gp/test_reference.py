@@ -49,7 +49,7 @@ def unwhitened(model, data, kernel_name):
         return SimpleNamespace(
             x=x, y=y, noise=float(model.noise), K_MM=K_MM, K_mu=K_mu, S=L @ L.T, Lam=Lam,
             level=None if isinstance(family.S, Rooted) else (family.S.a.numpy(), float(family.S.b)),
-            power=float(family.S.power) if isinstance(family.S, LogPower) else None,
+            power=(float(family.S.power), int(family.S.leading)) if isinstance(family.S, LogPower) else None,
             K_Mb=k(Z_variance, x, other), K_mu_b=k(Z, x), k_diag=np.full(len(x), other[1]),
             m=(Lam_mu if isinstance(family, Decoupled) else Lam) @ family.m.numpy(),
             a=getattr(family, "a", torch.zeros(len(Z))).numpy(),
@@ -79,7 +79,9 @@ def reference_objective(name, p, kl=reference.kl, order=1.0):
         svar = np.exp(p.level[0] @ np.linalg.solve(p.Lam, p.K_Mb) + p.level[1])
     ktilde = reference.ktilde(p.K_MM, p.K_Mb, p.k_diag)
     if p.power is not None:
-        ktilde = p.k_diag * (ktilde / p.k_diag) ** p.power
+        power, m = p.power
+        known = np.sum(p.K_Mb[:m] * np.linalg.solve(p.K_MM[:m, :m], p.K_Mb[:m]), axis=0)
+        ktilde = p.k_diag * (1 - known / p.k_diag) ** power
     moments = (mean, ktilde, svar)
     gamma, alpha = (next(iter(grid), None) for grid in (METHODS[name].gamma, METHODS[name].bb_alpha))
     terms = {

@@ -13,14 +13,16 @@ infinite unless T is positive definite (for a > 1: unless S' < a / (a - 1)). `re
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paragp.gp.linalg import dense_form, dense_moments, moments, rooted_moments, whiten
+from paragp.gp.linalg import dense_form, dense_moments, moments, rooted_moments, unwhiten, whiten
 from paragp.gp.moments import Moments
 
 INITIAL_LEVEL = 0.1  # of noise that depends on the row, as a variance in standardised units
+LEADING = 256  # inducing points, at most, that tell a row among the others from one far from all
 LARGEST_POWER = 64.0  # of the share that is unknown: beyond, it is zero but far from all inducing points
 LARGEST_LOG = 20.0  # of it: beyond, the exponential may overflow
 WITHIN = 0.999  # of the limit a / (a - 1) that a divergence of order a > 1 sets to S'
@@ -229,28 +231,47 @@ class LogLinear(Covariance):
 
 
 class LogPower(LogLinear):
-    """As `LogLinear`, with a power p of what the inducing points leave unknown as the function's variance:
+    """As `LogLinear`, with a power p of what the first m inducing points leave unknown as the function's variance:
 
-        ktilde_i = k_ii u_i^p,   u_i = 1 - |A_i|^2 / k_ii.
+        ktilde_i = k_ii u_i^p,   u_i = 1 - |A_i|^2 / k_ii   (of these m).
 
     p = 1 is the process given its values at the points. A larger one keeps it out of the way among them, where the
-    noise is learned, and leaves the prior's variance far from all.
+    noise is learned, and leaves the prior's variance far from all. Few points tell far from near, and then the noise,
+    k(x_i, Z) (Lam^-T a) + b, is all that the others are for: O(M + m^2) a row in place of O(M^2).
     """
 
     power: Tensor
+    leading: Tensor  # m
 
     def __init__(self, M: int) -> None:
         super().__init__(M)
         self.register_buffer("power", torch.tensor(LARGEST_POWER))
+        self.register_buffer("leading", torch.tensor(min(M, LEADING)))
+        self.register_load_state_dict_pre_hook(_all_unless_said)
+
+    def share(self, W: Tensor, K_Mb: Tensor, k_diag: Tensor) -> Tensor:
+        """u (b,)."""
+        m = int(self.leading)
+        return unknown(whiten(W[:m, :m], K_Mb[:m]), k_diag)
+
+    def form(self, W: Tensor) -> Tensor:
+        """Lam^-T a; without a gradient in float64, as these weights cancel where points lie close."""
+        return unwhiten(W, self.a) if torch.is_grad_enabled() else self.a.double() @ W.double()
 
     def moments(self, W: Tensor, E: Tensor | None, K_Mb: Tensor, k_diag: Tensor, w: Tensor | None) -> Moments:
-        A = whiten(W, K_Mb)
+        assert E is not None
         mean = K_Mb.new_zeros(K_Mb.shape[1]) if w is None else w @ K_Mb
-        return Moments(mean, k_diag * unknown(A, k_diag) ** self.power, self.level(A))
+        level = (E @ K_Mb.to(E) + self.b).clamp(max=LARGEST_LOG).exp().to(K_Mb)
+        return Moments(mean, k_diag * self.share(W, K_Mb, k_diag) ** self.power, level)
 
     def rest(self, R: Tensor, ktilde: Tensor) -> Tensor:
         scale = (ktilde / R.diagonal().clamp_min(torch.finfo(R.dtype).tiny)).sqrt()
         return scale[:, None] * R * scale
+
+
+def _all_unless_said(S: "LogPower", state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """States of before there were leading points are of all of them."""
+    state.setdefault(f"{prefix}leading", torch.full_like(S.leading, len(S.a)))
 
 
 def unknown(A: Tensor, k_diag: Tensor) -> Tensor:

@@ -172,49 +172,58 @@ def _in_float64(kernel: Kernel, evaluate: Callable[..., Tensor], *inputs: Tensor
 class Profile(NamedTuple):
     """A stationary kernel as a function of the scaled squared distance a^2.
 
-    `evaluate(a2, log_scale, exponent, k, steep)` overwrites a2, fills k, and fills steep so that
+    `evaluate(a2, log_scale, exponent, k, steep)` overwrites a2, fills k, and fills steep, if there is one, so that
     slope * steep = dk / d(a^2). The exponent, which log k is linear in, is the rational quadratic's alone.
     """
 
-    evaluate: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor], None]
+    evaluate: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor | None], None]
     factor: float  # a^2 = factor * r^2, over the exponent if there is one
     slope: float
     smooth: bool = True  # at a = 0; where it is not, an error of 1e-6 in a^2 is one of 1e-3 in k
 
 
-def _rbf(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
+def _rbf(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = exp(-a^2), a^2 = r^2 / 2; dk / d(a^2) = -k."""
     torch.sub(log_scale, a2, out=k).exp_()
-    steep.copy_(k)
+    if steep is not None:
+        steep.copy_(k)
 
 
-def _matern12(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
+def _matern12(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = exp(-a), a = r; dk / d(a^2) = -k / (2 a), infinite at a = 0: there, by symmetry, 0 stands for it."""
     a = a2.sqrt_()
     torch.sub(log_scale, a, out=k).exp_()
-    torch.div(k, a, out=steep).masked_fill_(a < COINCIDENT, 0)
+    if steep is not None:
+        torch.div(k, a, out=steep).masked_fill_(a < COINCIDENT, 0)
 
 
-def _matern32(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
+def _matern32(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = (1 + a) exp(-a), a = sqrt(3) r; dk / d(a^2) = -exp(-a) / 2."""
     a = a2.sqrt_()
-    torch.sub(log_scale, a, out=steep).exp_()
-    torch.addcmul(steep, a, steep, out=k)
+    e = torch.sub(log_scale, a, out=k if steep is None else steep).exp_()
+    torch.addcmul(e, a, e, out=k)
 
 
-def _matern52(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
+def _matern52(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = (1 + a + a^2 / 3) exp(-a), a = sqrt(5) r; dk / d(a^2) = -(1 + a) exp(-a) / 6."""
+    if steep is None:
+        a = torch.sqrt(a2, out=k)
+        polynomial = torch.add(a, a2, alpha=1 / 3, out=a2)
+        e = torch.sub(log_scale, a, out=k).exp_()
+        torch.addcmul(e, polynomial, e, out=k)
+        return
     a = a2.sqrt_()
     e = torch.sub(log_scale, a).exp_()
     torch.addcmul(e, a, e, out=steep)  # (1 + a) exp(-a)
     torch.addcmul(steep, a.square_(), e, value=1 / 3, out=k)
 
 
-def _rq(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor) -> None:
+def _rq(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = (1 + a^2)^-exponent, a^2 = r^2 / (2 exponent); dk / d(a^2) = -exponent k / (1 + a^2)."""
     assert exponent is not None
     torch.log1p(a2, out=k).mul_(-exponent).add_(log_scale).exp_()
-    torch.div(k, a2.add_(1), out=steep).mul_(exponent)
+    if steep is not None:
+        torch.div(k, a2.add_(1), out=steep).mul_(exponent)
 
 
 PROFILES: dict[tuple[type[Kernel], float | None], Profile] = {
@@ -266,20 +275,17 @@ def _evaluate(
     profile: Profile,
     symmetric: bool,
     steep_too: bool,
-) -> tuple[Tensor, Tensor]:
-    """k and `steep` for scaled inputs x (n, d) and z (m, d), shapes (n, m), by blocks of rows that stay in cache.
-
-    Without `steep_too` there is one block of `steep`, written over and over.
-    """
+) -> tuple[Tensor, Tensor | None]:
+    """k and, if wanted, `steep` for scaled inputs x (n, d) and z (m, d), by blocks of rows that stay in cache;
+    shapes (n, m)."""
     left, right = _distance_factors(x, z, profile)
-    blocks = _row_blocks(len(x), len(z))
-    k, steep = x.new_empty(len(x), len(z)), x.new_empty(len(x) if steep_too else blocks[0].stop, len(z))
-    for rows in blocks:
+    k = x.new_empty(len(x), len(z))
+    steep = torch.empty_like(k) if steep_too else None
+    for rows in _row_blocks(len(x), len(z)):
         a2 = _squared_distances(left[rows], right, x.dtype)
         if symmetric:
             a2.diagonal(offset=rows.start).zero_()
-        slopes = steep[rows] if steep_too else steep[: rows.stop - rows.start]
-        profile.evaluate(a2, log_scale, exponent, k[rows], slopes)
+        profile.evaluate(a2, log_scale, exponent, k[rows], None if steep is None else steep[rows])
     return k, steep
 
 
@@ -389,10 +395,10 @@ def _matvec(
     """The same where no gradient is wanted, and no matrix kept: each block is used while it is in cache."""
     left, right = _distance_factors(x, z, profile)
     blocks, out = _row_blocks(len(x), len(z)), torch.empty_like(x[:, 0])
-    k, steep = x.new_empty(2, blocks[0].stop, len(z))
+    k = x.new_empty(blocks[0].stop, len(z))
     for rows in blocks:
         n = rows.stop - rows.start
-        profile.evaluate(_squared_distances(left[rows], right, x.dtype), log_scale, exponent, k[:n], steep[:n])
+        profile.evaluate(_squared_distances(left[rows], right, x.dtype), log_scale, exponent, k[:n], None)
         out[rows] = k[:n].to(alpha) @ alpha
     return out
 

@@ -378,6 +378,7 @@ def keep_freed_memory() -> None:
 
 # --- products by blocks of rows: what is known to be zero is not multiplied, what is used once stays in cache ---
 
+LARGE = 1000  # rows of a triangle, from which on its zeros are worth leaving out of products
 BLOCKS = 5
 
 
@@ -433,7 +434,11 @@ def triangular_inverse(L: Tensor, out: Tensor | None = None) -> Tensor:
     half = len(L) // 2
     A_inverse = triangular_inverse(L[:half, :half], out[:half, :half])
     C_inverse = triangular_inverse(L[half:, half:], out[half:, half:])
-    torch.mm(C_inverse, L[half:, :half] @ A_inverse, out=out[half:, :half]).neg_()
+    if half < LARGE:
+        torch.mm(C_inverse, L[half:, :half] @ A_inverse, out=out[half:, :half]).neg_()
+    else:  # half of either inverse is zero
+        product = lower_transposed_matmul(A_inverse, L[half:, :half].T).T
+        out[half:, :half] = lower_matmul(C_inverse, product).neg_()
     return out
 
 

@@ -21,7 +21,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from paragp.data.rows import Data, Rows
-from paragp.gp.covariances import LARGEST_LOG, LARGEST_POWER, LogPower, unknown
+from paragp.gp.covariances import LARGEST_LOG, LARGEST_POWER, LogPower
 from paragp.gp.kernels import covariance, evened, prior_variance
 from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory, lower_of_product, whiten
 from paragp.gp.model import PARTS, Noise, ParametricGP
@@ -32,6 +32,7 @@ from paragp.training.loop import Epoch
 from paragp.training.solves import factor_of
 
 CHUNK = 4000  # rows taken together
+KEPT_FEATURES = 1e8  # of validation rows, that are kept while the prior's weight is chosen
 NOISE_ROWS = 50_000  # at most, whose residuals the noise is fitted to
 PENALTIES = (30.0, 3.0, 0.3, 0.03)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
 SAME = 1e-5  # of a row's size: one that lies as near to an inducing point is that point
@@ -186,19 +187,21 @@ class Ridge:
         nearer; it becomes the model's. And its values there."""
         chosen, there = self.solve(betas[0]), None
         if held_out is not None:
-            there = self.mean(chosen, held_out.x)
+            x, few = held_out.x, held_out.size * len(chosen.m) <= KEPT_FEATURES
+            features = [self.features(part) for part in x.split(CHUNK)] if few else None
+            there = self.mean(chosen, x, features)
             for beta in betas[1:]:
                 tried = self.solve(beta)
-                values = self.mean(tried, held_out.x)
+                values = self.mean(tried, x, features)
                 if not _squared_error(values, held_out) < (1 - CLEARLY) * _squared_error(there, held_out):
                     break
                 chosen, there = tried, values
         self.model.family.m.copy_(chosen.m)
         return chosen, there
 
-    def mean(self, mean: Mean, x: Tensor) -> Tensor:
-        """Its values at x (n, d); shape (n,)."""
-        return torch.cat([mean.m @ self.features(part) for part in x.split(CHUNK)])
+    def mean(self, mean: Mean, x: Tensor, features: Sequence[Tensor] | None = None) -> Tensor:
+        """Its values at x (n, d), whose features may be there already, in chunks; shape (n,)."""
+        return torch.cat([mean.m @ A for A in features or map(self.features, x.split(CHUNK))])
 
     def left_out(self, mean: Mean, rows: Data) -> Tensor:
         """The rows' residuals, each from the mean without its row: r_i / (1 - h_i), h_i its leverage; (n,)."""
@@ -287,17 +290,17 @@ class Head:
     def inputs(self, x: Tensor, own: bool = False) -> Inputs:
         """What the noise depends on at x (n, d). Of `own` rows, which the model has seen, those that are inducing
         points themselves count as what the other points leave unknown of them: new rows are never points."""
-        Z, kernel = self.model.family.variance_points, self.kernel
+        Z, kernel, m = self.model.family.variance_points, self.kernel, int(self.S.leading)
         features, shares = [], []
         k = prior_variance(kernel, x)
         for part, k_diag in zip(x.split(CHUNK), k.split(CHUNK), strict=True):
             K = covariance(kernel, Z, part)
             A = whiten(self.W, K)
-            u = unknown(A, k_diag)
+            u = self.S.share(self.W, K, k_diag)
             if own:
-                nearest = torch.cdist(part, Z).argmin(1)
+                nearest = torch.cdist(part, Z[:m]).argmin(1)
                 same = ((part - Z[nearest]).abs() <= SAME * (1 + part.abs())).all(1)
-                left_out = 1 / (self.W.square().sum(0)[nearest] * k_diag)
+                left_out = 1 / (self.W[:m, :m].square().sum(0)[nearest] * k_diag)
                 u = torch.where(same, left_out.clamp_max(1), u)
             features.append(A)
             shares.append(u)
