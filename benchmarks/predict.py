@@ -2,12 +2,14 @@
 
     python benchmarks/predict.py
     python benchmarks/predict.py --methods ppgpr-mfd --rows 200000 --json
+    python benchmarks/predict.py --default --rows 20000 --repeats 15 --json
 
 GPyTorch runs in eval mode without gradients, its caches warm, in chunks as its users must; every chunk size of
 `--chunks` is tried and the best one counts. So it is with the exported ONNX graph, which onnxruntime runs on as many
 threads as torch has; it computes in float64, we and GPyTorch in float32, and its answers are compared with ours. All
 sides alternate in one process. Peak memory is that of a process of its own, at the full number of rows and at a tenth
-of them.
+of them. `--default` compares the default, `two-stage` with as many points for the mean as it takes at most, with
+`ppgpr-mfd` instead: each of its kernels, in turns; the ratio is of their seconds.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gpytorch
@@ -28,6 +31,8 @@ from peers import PEERS, PeerGP
 from paragp import METHODS
 from paragp.data.tables import Column, Target
 from paragp.fitted import Fitted
+from paragp.gp.model import ParametricGP
+from paragp.training.recipe import KINDS, MOST_MEAN_POINTS
 
 METHODS_SHOWN = "ppgpr-mfd,ppgpr-mf,ppgpr-chol,ppgpr-delta,svgp,od-svgp"
 TOLERANCE = 1e-3  # between the graph in float64 and the model in float32, in the target's deviations
@@ -134,6 +139,34 @@ def compare(name: str, rows: int, M: int, d: int, chunks: list[int], repeats: in
     }  # fmt: skip
 
 
+def default(rows: int, M: int, d: int, repeats: int) -> list[dict]:
+    """The seconds of a prediction by the default over those of one by PPGPR-MFD: quartiles over the turns."""
+    _, x = inputs(rows, M, d)
+    calls = {"ppgpr-mfd": ours("ppgpr-mfd", rows, M, d)}
+    for kernel in KINDS:
+        mean, variance = inputs(M, MOST_MEAN_POINTS * M, d)
+        model = METHODS["two-stage"].model(kernel, mean, variance)
+        torch.nn.init.normal_(model.family.m, generator=torch.Generator().manual_seed(0))
+        calls[kernel] = partial(model.predict, x, factor=detached(model))
+    seconds = machine.taking_turns(calls, repeats)
+    found = []
+    for kernel in KINDS:
+        ratios = [mine / base for mine, base in zip(seconds[kernel], seconds["ppgpr-mfd"], strict=True)]
+        low, middle, high = machine.quartiles(ratios)
+        rates = {side: rows / machine.quartiles(seconds[side])[1] for side in (kernel, "ppgpr-mfd")}
+        found.append({
+            "kernel": kernel, "rows_per_s": rates[kernel], "ppgpr_mfd_rows_per_s": rates["ppgpr-mfd"],
+            "ratio": middle, "ratio_quartiles": [low, high], "points_of_the_mean": MOST_MEAN_POINTS * M,
+        })  # fmt: skip
+        print(f"two-stage, {kernel}: {rates[kernel] / 1e3:.1f} k rows/s, {middle:.2f} times PPGPR-MFD's seconds")
+    return found
+
+
+@torch.no_grad()
+def detached(model: ParametricGP) -> Any:
+    return model.factorise()
+
+
 def warm_time(call: Callable[[], object]) -> float:
     call()
     return machine.timed(call)
@@ -158,6 +191,7 @@ def main() -> None:
     parser.add_argument("--d", type=int, default=26)
     parser.add_argument("--chunks", default="500,1000,2000,5000", help="chunk sizes tried for GPyTorch and the graph")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--default", action="store_true", help="the default beside PPGPR-MFD instead")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--peak-of", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -168,7 +202,9 @@ def main() -> None:
         print(machine.peak_mb())
         return
     report: dict = {"machine": machine.describe(), "rows": []}
-    for name in names:
+    if options.default:
+        report["rows"] = default(options.rows, options.M, options.d, options.repeats)
+    for name in [] if options.default else names:
         row = compare(name, options.rows, options.M, options.d, chunks, options.repeats)
         report["rows"].append(row)
         print(show(row), flush=True)

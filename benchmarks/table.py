@@ -11,7 +11,8 @@ from gpytorch_curve import by_seconds, ours_by_seconds, place
 from quality import reached
 from scale import step_seconds
 
-from paragp.gp.methods import PAPER
+from paragp.gp.methods import METHODS, PAPER
+from paragp.metrics import COVERAGE_LEVELS
 from paragp.paper.protocol import SMALLER as SETS
 from paragp.paper.protocol import read, timing
 from paragp.paper.reported import reported
@@ -137,6 +138,53 @@ def quality_table(methods: tuple[str, ...] = ("ppgpr-mfd", "two-stage", "svgp", 
                 scores = [f"{nll:.3f}", f"{rmse:.4f}", f"{crps:.4f}", seconds]
                 lines.append([name, f"`{method}`", str(len(found)), *scores])
     return markdown(["data set", "method", "splits", "NLL", "RMSE", "CRPS", "seconds"], lines, words=2)
+
+
+def best_table(method: str = "two-stage") -> str:
+    """The best of any scalable method in the paper, score by score, and ours of one fit, means over its splits."""
+    runs, lines = quality_runs(), []
+    for name in SETS:
+        cells = []
+        for metric in METRICS:
+            best = min((reported()[name, other, metric].mean, METHODS[other].label) for other in PAPER)
+            ours = statistics.mean(run[metric] for run in runs[name, method])
+            cells += [f"{best[0]:.3f} ({best[1]})", f"{ours:.4f}"]
+        lines.append([name, *cells])
+    columns = [words for metric in METRICS for words in (f"best {metric.upper()} in the paper", "ours")]
+    return markdown(["data set", *columns], lines)
+
+
+def calibration_table(methods: tuple[str, ...] = ("two-stage", "catboost")) -> str:
+    """Shares of test rows that central intervals hold, as they are predicted and (in brackets) with the floor; means
+    over the splits whose runs kept them."""
+    runs, lines = quality_runs(), []
+    for name in SETS:
+        for method in methods:
+            found = [run for run in runs.get((name, method), []) if "ks" in run]
+            if not found:
+                continue
+            cells = []
+            for level in COVERAGE_LEVELS:
+                own, floored = (
+                    statistics.mean(run[f"{kind}coverage_{level}"] for run in found) for kind in ("", "floored_")
+                )
+                cells.append(f"{100 * own:.1f} ({100 * floored:.1f})")
+            ks = statistics.mean(run["ks"] for run in found)
+            lines.append([name, f"`{method}`", str(len(found)), *cells, f"{ks:.3f}"])
+    levels = [f"{level} %" for level in COVERAGE_LEVELS]
+    return markdown(["data set", "method", "splits", *levels, "distance of the PIT"], lines, words=2)
+
+
+def ablation_table() -> str:
+    """What each part of `two-stage` brings: NLL, RMSE and CRPS, and seconds, set by set."""
+    lines = []
+    for name in SETS:
+        if not (RESULTS / "ablation" / f"{name}.json").exists():
+            continue
+        for label, row in load(f"ablation/{name}")["rows"].items():
+            scores = [f"{row['nll']:.3f}", f"{row['rmse']:.4f}", f"{row['crps']:.4f}"]
+            lines.append([name, label, *scores, f"{row['seconds']:.0f}"])
+    return markdown(["data set, split 0", "with", "NLL", "RMSE", "CRPS", "seconds"], lines, words=2)
 
 
 def tradeoff_runs(name: str, method: str, split: int) -> list[tuple[str, dict]]:
@@ -278,7 +326,8 @@ def billion_table(rows: float = 1e9) -> str:
 
 if __name__ == "__main__":
     tables = (
-        step_table, predict_table, growth_table, precision_table, quality_table, tradeoff_table, soonest_table,
-        methods_table, coverage_table, widths_table, groups_table, processes_table, billion_table,
+        step_table, predict_table, growth_table, precision_table, quality_table, best_table, calibration_table,
+        ablation_table, tradeoff_table, soonest_table, methods_table, coverage_table, widths_table, groups_table,
+        processes_table, billion_table,
     )  # fmt: skip
     print(*(table() for table in tables), sep="\n\n")

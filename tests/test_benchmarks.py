@@ -70,6 +70,16 @@ def test_quality_keeps_its_contract(small_table):
     assert again == [row]  # from its file
 
 
+def test_ablation_keeps_its_contract(small_table):
+    words = f"--datasets small --folder {small_table} --json".split()
+    rows = run("ablation.py", *words)["small"]
+    assert len(rows) == 7
+    assert all({"nll", "rmse", "crps", "coverage_90", "seconds"} <= set(row) for row in rows.values())
+    whole, level = rows["the default's mean"], rows["one level of noise"]
+    assert whole["rmse"] == level["rmse"]
+    assert run("ablation.py", *words)["small"] == rows  # from its file
+
+
 def test_scale_keeps_its_contract(small_table):
     (small_table / "uci" / "small.parquet").rename(small_table / "uci" / "houseelectric.parquet")
     out = small_table / "scale.json"

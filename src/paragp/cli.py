@@ -98,7 +98,7 @@ def fit(
     out: Annotated[Path, typer.Option(help="Folder for the model.", show_default=False)],
     method: Annotated[str, typer.Option(help="A name that `paragp methods` lists.")] = "auto",
     inducing: Annotated[int, typer.Option(help="Inducing points: more is finer and slower.", min=1)] = 1000,
-    kernel: Annotated[str, typer.Option(help="The covariance function; auto: a Matérn kernel.")] = "auto",
+    kernel: Annotated[str, typer.Option(help="The covariance function; auto: one that suits the data.")] = "auto",
     features: Annotated[
         str | None, typer.Option(help="Sizes of a network before the kernel, such as 256,128,64; none if left out.")
     ] = None,

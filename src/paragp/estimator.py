@@ -92,12 +92,12 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         `renyi`), it is "ppgpr-mfd", which trains the predictive distribution itself; `fitted_.method` says which.
     n_inducing : int
         Inducing points (of the mean, where mean and variance have sets of their own). Never more than distinct rows.
-        For "two-stage", those of the noise: the mean has up to eight times as many.
+        For "two-stage", those of the noise: the mean has up to seven times as many.
     n_inducing_variance : int or None
         Inducing points of the variance, where they are not the mean's ("ppgpr-mfd", "od-svgp" and their variants);
         None: as many as `n_inducing`. With a number, "two-stage" has `n_inducing` for the mean.
     kernel : "auto", "matern12", "matern32", "matern52", "rbf", "rq", ... or a gpytorch kernel
-        "auto" is "matern52", but for "two-stage" the best of the three Matérn kernels on a sample of the rows.
+        "auto" is "matern52", but for "two-stage" the best of the Matérns, "rbf" and "rq" on a sample of the rows.
     features : None, sizes such as (256, 128, 64), or a torch module
         A network before the kernel, trained with it: layers of these sizes with ReLU between them, or a module that
         takes the encoded, standardised inputs (b, d) to features (b, p) (it is copied, not changed). Inducing points

@@ -221,7 +221,7 @@ def _matern52(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor,
 def _rq(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = (1 + a^2)^-exponent, a^2 = r^2 / (2 exponent); dk / d(a^2) = -exponent k / (1 + a^2)."""
     assert exponent is not None
-    torch.log1p(a2, out=k).mul_(-exponent).add_(log_scale).exp_()
+    torch.add(log_scale, torch.log1p(a2, out=k), alpha=-float(exponent), out=k).exp_()
     if steep is not None:
         torch.div(k, a2.add_(1), out=steep).mul_(exponent)
 

@@ -104,7 +104,7 @@ def solve_in_stages(
     leading, least = None, math.inf
     for kernel in kernels:
         head = Head(model, kernel, rows, left, held_out.x)
-        nll = _fit_noise(head, check)
+        nll = fit_noise(head, check)
         if leading is None or nll < least:
             leading, least = head, nll
     assert leading is not None
@@ -113,17 +113,17 @@ def solve_in_stages(
     return best.end()
 
 
-def _fit_noise(head: "Head", check: "Validation") -> float:
+def fit_noise(head: "Head", check: "Validation", *, tails: bool = True) -> float:
     """Fit with ever smaller penalties while that helps: normal noise, then from the best of it on with tails; its NLL.
 
     Only the latter are kept. Tails that are not needed are light, and the normal, which may look as good on the
     validation rows, has nothing for the row that is unlike them all.
     """
     kept, least = 0, math.inf
-    for tails in (False, True):
+    for with_tails in (False, True) if tails else (False,):
         least, at = math.inf, head.at
         for place in range(kept, len(PENALTIES)):
-            nll = check.score(head, head.fit(PENALTIES[place], tails), keep=tails)
+            nll = check.score(head, head.fit(PENALTIES[place], with_tails), keep=with_tails)
             if not nll < least:
                 break
             least, at, kept = nll, head.at, place
