@@ -32,7 +32,7 @@ from paragp.predictive import PredictiveDistribution
 from paragp.training.best import Best, Trial
 from paragp.training.distributed import ALONE
 from paragp.training.recipe import Settings, new_model
-from paragp.training.stages import NOISE_ROWS, Head, Ridge, Validation, fit_noise, some
+from paragp.training.stages import NOISE_ROWS, SHAPE_UNKNOWNS, Head, Ridge, Validation, fit_noise, some
 
 FOLDER = pathlib.Path(__file__).parent / "results" / "ablation"
 DEFAULT = Settings(METHODS["two-stage"])
@@ -87,7 +87,8 @@ def by_row(solved: Solved, residuals: torch.Tensor, *, tails: bool = False, shap
     assert chosen is not None
     if shape:
         check.attempt(chosen, lambda: chosen.fit(chosen.penalty, tails=True, mixture=True))
-        check.attempt(chosen, lambda: check.level(chosen))
+        check.attempt(chosen, lambda: check.level(chosen), fitted=1)
+        check.attempt(chosen, lambda: check.shape(chosen), fitted=SHAPE_UNKNOWNS)
     chosen.write()
     seconds = time.perf_counter() - start
     chosen.held_out = chosen.inputs(solved.test.x)

@@ -129,6 +129,24 @@ def test_a_folder_of_before_there_were_tails_is_normal(model, folder):
     assert "likelihood.tails" in load_tensors((folder / TENSORS).read_bytes())
 
 
+def test_leading_points_come_back_and_older_folders_have_all(tmp_path):
+    model = fit("two-stage")
+    S = model.fitted_.model.family.S
+    S.leading.fill_(3)
+    model.save(tmp_path / "three")
+    assert_same_predictions(model, ParametricGPRegressor.load(tmp_path / "three"), X)
+    S.leading.fill_(len(S.a))
+    model.save(tmp_path / "all")
+    rewrite(tmp_path / "all", change_tensors=lambda tensors: tensors.pop("family.S.leading"))
+    assert_same_predictions(model, ParametricGPRegressor.load(tmp_path / "all"), X)
+    for wrong in (0, -1, len(S.a) + 1):
+        rewrite(
+            tmp_path / "three", change_tensors=lambda tensors, wrong=wrong: tensors["family.S.leading"].fill_(wrong)
+        )
+        with pytest.raises(ModelFileError, match=f"'family.S.leading' is {wrong}, not a number of the inducing points"):
+            ParametricGPRegressor.load(tmp_path / "three")
+
+
 def test_tails_that_would_not_come_back_are_not_saved(tmp_path):
     model = fit("map")
     model.fitted_.model.likelihood.tails.fill_(0.5)

@@ -42,6 +42,7 @@ from paragp.gp.model import ParametricGP
 FORMAT, VERSION = "paragp model", 1
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
 TAILS, PARTS = "likelihood.tails", "likelihood.parts"
+LEADING = "family.S.leading"
 SCORES = "calibration."  # how the names of a calibration's tensors begin
 CONFIG_LIMIT = 100 * 2**20  # bytes: more is not a config
 
@@ -254,6 +255,8 @@ def _assemble(
     for name, tensor in model.state_dict().items():
         if name in (TAILS, PARTS):
             tensors.setdefault(name, tensor.clone())  # older folders have none: they are normal
+        elif name == LEADING:
+            tensors.setdefault(name, torch.full_like(tensor, len(model.family.S.a)))  # older ones: all of them
     found, expected = _announced(tensors), _announced(model.state_dict())
     for name in sorted(found | expected):
         if found.get(name) != expected.get(name):
@@ -266,6 +269,8 @@ def _assemble(
             raise ValueError(f"the tensor {name!r} holds NaN or infinite values")
     if not 0 <= float(tensors[TAILS]) < 0.5:  # 1 / dof: a Student-t has a variance from 2 degrees of freedom on
         raise ValueError(f"the tensor {TAILS!r} is {float(tensors[TAILS]):g}, not a number from 0 to below 1/2")
+    if LEADING in tensors and not 1 <= int(tensors[LEADING]) <= len(model.family.S.a):
+        raise ValueError(f"the tensor {LEADING!r} is {int(tensors[LEADING])}, not a number of the inducing points")
     try:
         _ = model.likelihood.shape
     except ValueError as error:

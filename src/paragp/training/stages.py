@@ -7,7 +7,7 @@ error, the mean stops trying. Here each has its own task.
     noise   log-linear in the kernel's features (`LogPower`), fitted to the leave-one-out residuals of that mean: what
             is left of rows that it has seen is too small
     shape   Student's, with tails as light as the residuals want them; or, where validation rows are clearly likelier
-            so, a mixture of a few (`Shape`), which may lean to one side
+            so, a mixture of a few (`Shape`), which may lean to one side; then level and shape as these rows have them
 """
 
 import math
@@ -36,9 +36,10 @@ KEPT_FEATURES = 1e8  # of validation rows, that are kept while the prior's weigh
 NOISE_ROWS = 50_000  # at most, whose residuals the noise is fitted to
 PENALTIES = (30.0, 3.0, 0.3, 0.03)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
 SAME = 1e-5  # of a row's size: one that lies as near to an inducing point is that point
-LARGEST_TAILS = 0.45  # 1 / dof: a deviation three times the scale
+SMALLEST_TAILS, SOME_TAILS, LARGEST_TAILS = 1e-3, 0.2, 0.45  # 1 / dof: at most, a deviation is three times the scale
 LEAST_DEVIATION = 0.25  # of a part of the shape, as one more row has it: parts do not shrink to spikes
 CLEARLY_LIKELIER = 2.0  # standard errors
+SHAPE_UNKNOWNS = 3 * PARTS - 1  # of a mixture with mean 0 and variance 1, with its level and tails
 MOST_SHIFT = 6.0  # of the logarithm of the noise, by validation rows
 SMALLEST_UNKNOWN = 1e-30  # with a logarithm
 CLEARLY = 0.01  # of the squared error: less is not worth leverages near one, which leave little of the residuals
@@ -50,7 +51,7 @@ EXACT_LEVERAGES = 2e11  # rows times points^2, up to which leverages are exact
 
 def fits() -> int:
     """The most entries that `solve_in_stages` adds to the history."""
-    return 2 * len(PENALTIES) + 2  # with two kernels, then a mixture and a level
+    return 2 * len(PENALTIES) + 3  # with two kernels, then a mixture, a level and a shape
 
 
 @torch.no_grad()
@@ -109,7 +110,8 @@ def solve_in_stages(
             leading, least = head, nll
     assert leading is not None
     check.attempt(leading, lambda: leading.fit(leading.penalty, tails=True, mixture=True))
-    check.attempt(leading, lambda: check.level(leading))
+    check.attempt(leading, lambda: check.level(leading), fitted=1)
+    check.attempt(leading, lambda: check.shape(leading), fitted=SHAPE_UNKNOWNS)
     return best.end()
 
 
@@ -325,10 +327,14 @@ class Head:
             return value, np.concatenate([solved(R, gradient[:M], upper=False), gradient[M:]])
 
         M = self.M
-        scalars = [self.at.b, self.at.power, (self.at.tails or 0.2) if tails else 0.0]
-        start = np.concatenate([R.T.numpy() @ self.at.a, scalars, self._thirds() if mixture else np.empty(0)])
+        scalars = [self.at.b, self.at.power, (self.at.tails or SOME_TAILS) if tails else 0.0]
+        parts = self._thirds(self.residuals / self._deviations(self.seen)) if mixture else np.empty(0)
+        start = np.concatenate([R.T.numpy() @ self.at.a, scalars, parts])
         bounds: list[tuple[float | None, float | None]] = [(None, None)] * len(start)
-        bounds[M + 1 : M + 3] = [(0.0, math.log(LARGEST_POWER)), (1e-3, LARGEST_TAILS) if tails else (0.0, 0.0)]
+        bounds[M + 1 : M + 3] = [
+            (0.0, math.log(LARGEST_POWER)),
+            (SMALLEST_TAILS, LARGEST_TAILS) if tails else (0.0, 0.0),
+        ]
         found = minimize(
             loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS, "maxcor": 20}
         )
@@ -348,9 +354,9 @@ class Head:
         likelihood.parts.copy_(_parts(torch.from_numpy(self.at.parts)))
         likelihood.start(float(_floor(torch.tensor(self.at.tails), self.floor)))
 
-    def _thirds(self) -> Array:
-        """Where a mixture starts: each part at one of as many equal shares of the residuals in their deviations."""
-        z = self.residuals / self._deviations(self.seen)
+    @staticmethod
+    def _thirds(z: Tensor) -> Array:
+        """Where a mixture starts: each part at one of as many equal shares of residuals z in their deviations."""
         middles = np.quantile(z.numpy(force=True), (np.arange(PARTS) + 0.5) / PARTS)
         return np.concatenate([np.zeros(PARTS), middles, np.log(np.gradient(middles).clip(min=0.05))])
 
@@ -373,15 +379,47 @@ class Head:
     def _loss(self, at: Array, penalty: float) -> tuple[float, Array]:
         """Minus the log posterior per row, and its gradient."""
         a, others = torch.from_numpy(at[: self.M]), torch.from_numpy(at[self.M :]).requires_grad_()
-        A, scalars, parts = self.seen.A, others[:3], _parts(others[3:])
+        A = self.seen.A
         linear = (a.to(A) @ A).double().requires_grad_()
-        noise, function = _variances(self.seen, linear, scalars, self.floor)
-        terms = _log_density(self.residuals, noise + function, scalars[-1], parts)
-        fit = (self.weights @ terms + (_prior(parts) if len(others) > 3 else 0.0)) / self.total
+        fit = self._log_posterior(self.seen, linear, others, self.residuals, self.weights) / self.total
         g_linear, g_others = torch.autograd.grad(-fit, (linear, others))
         g_a = (A @ g_linear.to(A)).double().cpu() + (penalty / self.total) * a
         loss = -float(fit.detach()) + penalty / (2 * self.total) * float(a @ a)
         return loss, np.concatenate([g_a.numpy(force=True), g_others.numpy(force=True)])
+
+    def _log_posterior(
+        self, inputs: Inputs, linear: Tensor, others: Tensor, residuals: Tensor, weights: Tensor
+    ) -> Tensor:
+        """Of residuals, summed, given what is linear in the features and the others: b, power, tails, parts."""
+        parts = _parts(others[3:])
+        noise, function = _variances(inputs, linear, others[:3], self.floor)
+        terms = _log_density(residuals, noise + function, others[2], parts)
+        return weights @ terms + (_prior(parts) if len(others) > 3 else 0.0)
+
+    def fit_shape(self, residuals: Tensor, weights: Tensor) -> float:
+        """Set level, tails and mixture by the rows held out, whose residuals these are: the mean has not seen them.
+
+        What noise and function depend on stays. Returns the log likelihood per row of the others' residuals.
+        """
+        at, held_out, total = self.at, self.held_out, float(weights.sum())
+        assert held_out is not None
+        linear = (torch.from_numpy(at.a).to(held_out.A) @ held_out.A).double()
+        parts = at.parts if len(at.parts) else self._thirds(residuals / self._deviations(held_out))
+
+        @torch.enable_grad()
+        def loss(others: Array) -> tuple[float, Array]:
+            x = torch.from_numpy(others).requires_grad_()
+            fit = self._log_posterior(held_out, linear, x, residuals, weights) / total
+            (gradient,) = torch.autograd.grad(-fit, x)
+            return -float(fit.detach()), gradient.numpy()
+
+        start = np.concatenate([[at.b, at.power, at.tails or SOME_TAILS], parts])
+        bounds: list[tuple[float | None, float | None]] = [(None, None)] * len(start)
+        bounds[1:3] = [(at.power, at.power), (SMALLEST_TAILS, LARGEST_TAILS)]
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS}).x
+        self.at = Unknowns(at.a, float(found[0]), at.power, float(found[2]), found[3:])
+        self.write()
+        return self.objective()
 
     def predict(self, mean: Tensor) -> PredictiveDistribution:
         """What the model says of the rows held out, with that mean; without a factorisation of the mean's points."""
@@ -409,12 +447,16 @@ class Validation:
             self.best.after(Epoch(0, objective, 0.0, 0.0, scores))
         return scores["nll"]
 
-    def attempt(self, head: Head, change: Callable[[], float]) -> None:
-        """Take note of what the `change` of a fit comes to if the rows are clearly likelier so; else undo it."""
+    def attempt(self, head: Head, change: Callable[[], float], fitted: int = 0) -> None:
+        """Take note of what the `change` of a fit comes to if the rows are clearly likelier so; else undo it.
+
+        Of a change that was fitted to these very rows, with so many unknowns, each of these counts for what it gains by
+        chance, as in Akaike's criterion.
+        """
         head.write()
         at, before = head.at, self._log_densities(head)
         objective = change()
-        gain = self._log_densities(head) - before
+        gain = self._log_densities(head) - before - fitted / self.rows.total
         clearly = torch.tensor(float(in_errors(gain, self.rows) > CLEARLY_LIKELIER))
         self.group.agree([clearly])
         if bool(clearly):
@@ -433,6 +475,13 @@ class Validation:
         head.at = at._replace(b=at.b + minimize_scalar(nll, bounds=(-MOST_SHIFT, MOST_SHIFT)).x)
         head.write()
         return head.objective()
+
+    def shape(self, head: Head) -> float:
+        """Set level, tails and mixture by the validation rows."""
+        rows = self.rows
+        residuals = (rows.y - self.mean).double()
+        weights = torch.ones_like(residuals) if rows.weights is None else rows.weights.double()
+        return head.fit_shape(residuals, weights)
 
     def _log_densities(self, head: Head) -> Array:
         return head.predict(self.mean).logpdf(self.rows.y.double().numpy(force=True))
