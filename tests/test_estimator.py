@@ -229,7 +229,7 @@ def test_covariance_has_the_variances_on_its_diagonal_and_samples_follow_it(meth
 def test_joint_samples_of_a_mixture_have_its_quantiles_and_hang_together():
     model = quick("svgp").fit(X, Y)
     near = np.concatenate([X[:2], X[:1] + 1e-4])
-    model.fitted_.model.likelihood.raw.fill_(-20.0)  # next to no noise: rows that lie close are alike
+    model.fitted_.model.likelihood.raw.data.fill_(-20.0)  # next to no noise: rows that lie close are alike
     model.fitted_.model.likelihood.parts.copy_(torch.tensor([[0.3, -0.4, 0.1], [0.65, -0.05, 0.5], [0.05, 3.0, 2.0]]))
     draws = model.sample_y(near, n_samples=20_000)
     for p, quantiles in zip((0.1, 0.5, 0.99), model.predict_quantiles(near, (0.1, 0.5, 0.99)).T, strict=True):

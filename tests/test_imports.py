@@ -11,6 +11,7 @@ ROOT = Path(paragp.__file__).parent
 # From the bottom up; modules of one layer may import each other only within the same package.
 LAYERS = [
     {"atomic"},
+    {"shape"},
     {"predictive", "data"},
     {"metrics", "conformal"},
     {"gp"},
