@@ -54,7 +54,7 @@ def choose_kernel(
     losses = [-fit.improve(data.take(slice(rows)), iterations) for fit in fits]
     if several and error is not None:
         losses = [error(fit.kernel, fit.noise) for fit in fits]
-    least = torch.tensor(losses, dtype=torch.float64).argmin()
+    least = torch.tensor(losses, dtype=torch.float64).nan_to_num(nan=math.inf).argmin()
     group.agree([least])  # rounding may differ, and kernels have parameters of their own
     chosen = fits[int(least)]
     if several:
