@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paragp.paper import figures
-from paragp.paper.figures import COLOURS, cost, figure, in_sample, of_beta, robustness, save, scores
-from paragp.paper.tables import COMPARED, LABELS, Results
+from paragp.paper.figures import COLOURS, cost, figure, in_sample, robustness, save, scores
+from paragp.paper.tables import COMPARED, LABELS, Results, of_beta
 
 
 def made(dataset, method, split, nll, beta=None):

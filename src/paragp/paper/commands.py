@@ -12,6 +12,7 @@ from paragp.gp.methods import METHODS, PAPER
 from paragp.paper import protocol, trips, uci
 from paragp.paper.figures import figures as make_figures
 from paragp.paper.figures import save as save_figure
+from paragp.paper.findings import findings
 from paragp.paper.protocol import BASELINES, PROFILES
 from paragp.paper.tables import tables as make_tables
 from paragp.paper.tables import write as write_tables
@@ -79,13 +80,15 @@ def run(
 def tables(
     profile: ProfileName = "smoke", experiment: Experiment = "univariate", results: Folder = Path("results")
 ) -> None:
-    """Ranks and scores of the runs that are done, beside the paper's: Markdown, CSV and LaTeX.
+    """Ranks, scores and findings of the runs that are done, beside the paper's: Markdown, CSV and LaTeX.
 
     Example: paragp paper tables --profile lite
     """
     deep = _is_trips(experiment)
     folder = _folder(results, _profile(profile), deep) / "tables"
     found = [trips.table(folder.parent, profile)] if deep else make_tables(folder.parent, profile)
+    if not deep:
+        found.append(findings(folder.parent, profile))
     write_tables(found, folder)
     typer.echo("\n\n".join(table.markdown() for table in found))
     typer.echo(f"\nAlso as CSV and LaTeX in {folder}.")

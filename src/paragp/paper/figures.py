@@ -11,7 +11,7 @@ import copy
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ from paragp.paper.tables import (
     LABELS,
     METRICS,
     RAISSI_AS_PUBLISHED,
+    ByBeta,
     Results,
+    of_beta,
     results_of,
     standard_error,
 )
@@ -106,9 +108,6 @@ def scores(results: Results, methods: Sequence[str], metric: str) -> Any:
         axis.grid(axis="y", alpha=0.3)
     made.supylabel(f"{TITLES[metric]} (hollow: the paper's)", fontsize=9)
     return made
-
-
-ByBeta = dict[str, dict[float, dict[str, list[float]]]]  # data set, beta_reg, metric: scores of the splits
 
 
 def robustness(results: ByBeta) -> Any:
@@ -222,21 +221,3 @@ def figures(folder: Path, profile: str, growth: Path | None = None) -> list[Path
     if growth is not None:
         files += save(cost(json.loads(growth.read_text(encoding="utf-8"))["growth"]), place, "cost")
     return files
-
-
-def of_beta(runs: Iterable[dict[str, Any]]) -> ByBeta:
-    """Test scores of PPGPR-MFD by data set and beta_reg, over the splits that all values of it were run on."""
-    found: dict[str, dict[float, dict[int, dict[str, float]]]] = {}
-    for run in runs:
-        spec = run["spec"]
-        if spec["method"] == "ppgpr-mfd" and spec["beta"] is not None:
-            found.setdefault(spec["dataset"], {}).setdefault(spec["beta"], {})[spec["split"]] = run["scores"]
-    by_beta: ByBeta = {}
-    for dataset, values in found.items():
-        splits = sorted(set.intersection(*(set(scores) for scores in values.values())))
-        if len(values) > 1 and splits:
-            by_beta[dataset] = {
-                beta: {metric: [scores[k][metric] for k in splits] for metric in METRICS}
-                for beta, scores in values.items()
-            }
-    return by_beta

@@ -76,6 +76,27 @@ class Results:
         return [self.score(dataset, method, k, metric) for k in self.splits(dataset, [method])]
 
 
+ByBeta = dict[str, dict[float, dict[str, list[float]]]]  # data set, beta_reg, metric: scores of the splits
+
+
+def of_beta(runs: Iterable[dict[str, Any]]) -> ByBeta:
+    """Test scores of PPGPR-MFD by data set and beta_reg, over the splits that all values of it were run on."""
+    found: dict[str, dict[float, dict[int, dict[str, float]]]] = {}
+    for run in runs:
+        spec = run["spec"]
+        if spec["method"] == "ppgpr-mfd" and spec["beta"] is not None:
+            found.setdefault(spec["dataset"], {}).setdefault(spec["beta"], {})[spec["split"]] = run["scores"]
+    by_beta: ByBeta = {}
+    for dataset, values in found.items():
+        splits = sorted(set.intersection(*(set(scores) for scores in values.values())))
+        if len(values) > 1 and splits:
+            by_beta[dataset] = {
+                beta: {metric: [scores[k][metric] for k in splits] for metric in METRICS}
+                for beta, scores in values.items()
+            }
+    return by_beta
+
+
 @dataclass(frozen=True)
 class Table:
     """A caption, column heads and cells; `best` are the places of cells to be set in bold."""

@@ -1,0 +1,238 @@
+"""What the paper found, one claim after the other, with its numbers and ours on the same data sets.
+
+A claim is checked by the runs that are done: a comparison of two methods by the splits that both have, a comparison of
+more by mean ranks. What it takes to hold is the claim's own number where it has one, else the smallest reading of its
+words, and stands in the claim's text.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paragp.gp.methods import METHODS
+from paragp.paper.protocol import read
+from paragp.paper.reported import reported
+from paragp.paper.tables import (
+    COMPARED,
+    LABELS,
+    RAISSI_AS_PUBLISHED,
+    Results,
+    Table,
+    of_beta,
+    papers_ranks,
+    ranks,
+    results_of,
+)
+
+BASELINES = ("map", "gamma-robust", "svgp", "od-svgp")  # the scalable ones
+PPGPR, VARIANCES = "ppgpr-mfd", ("ppgpr-delta", "ppgpr-mf", "ppgpr-chol")  # ever more flexible variances
+PRINTED_RAISSI = {"elevators": 26.0, "pol": 6.0}  # NLL, by its authors' code
+MOSTLY, FAR = 0.5, 1.0  # of the variance; nats
+SMALL_BETA = 0.05
+ROBUST_NLL, ROBUST_RMSE = 0.05, 0.05  # nats, share
+
+Gap = Callable[[str, str, str, str], float | None]  # data set, one method, another, metric: how much more one has
+
+
+class Finding(NamedTuple):
+    claim: str
+    paper: str
+    ours: str
+    holds: bool | None  # None: there are no runs to tell
+
+
+def findings(folder: Path, profile: str) -> Table:
+    """All claims, those that do not hold among them, by the runs in a folder."""
+    runs, results = list(read(folder)), results_of(folder, profile)
+    found = [
+        *(_best(results, metric) for metric in ("nll", "crps")),
+        _ahead(results, PPGPR, "od-svgp", "PPGPR is ahead of OD-SVGP by about .35 nats or more", at_least=0.3),
+        _ahead(results, "svgp", "map", "SVGP is ahead of MAP, by .05 nats and less than .1", at_least=0.0, at_most=0.1),
+        _on_most(results, PPGPR, ["exact"], "nll", "PPGPR is ahead of the exact GP on NLL, on most sets"),
+        _on_most(results, "exact", [PPGPR], "rmse", "The exact GP is ahead of PPGPR on RMSE, on most sets"),
+        _on_most(results, "vfitc", BASELINES, "nll", "VFITC is ahead of all four baselines on NLL, on most sets"),
+        _noise_share(results),
+        *_variances(results),
+        _small_beta(runs),
+        _robust(runs),
+        *(_raissi(results, method) for method in ("raissi", RAISSI_AS_PUBLISHED)),
+    ]  # fmt: skip
+    holds = {True: "yes", False: "no", None: "not run"}
+    caption = (
+        f"The paper's findings beside our runs (profile {profile}). The paper's numbers are of its printed means on "
+        "the same data sets, as far as it has them; ours compare methods on the splits that both have."
+    )
+    rows = [[row.claim, row.paper, row.ours, holds[row.holds]] for row in found]
+    return Table("findings", caption, ["finding", "the paper's", "ours", "holds"], rows)
+
+
+def _best(results: Results, metric: str) -> Finding:
+    ours = ranks(results, COMPARED, metric)
+    datasets = [dataset for dataset in results.datasets if results.splits(dataset, COMPARED)]
+    papers = papers_ranks(datasets, COMPARED, metric)
+
+    def said(found: dict[str, float]) -> str:
+        first, second = sorted(found, key=found.__getitem__)[:2]
+        return f"{LABELS[first]} {found[first]:.2f}, then {LABELS[second]} {found[second]:.2f}"
+
+    claim = f"PPGPR has the best mean rank on {metric.upper()}"
+    if not ours:
+        return Finding(claim, "", "", None)
+    return Finding(claim, said(papers) if papers else "", said(ours), min(ours, key=ours.__getitem__) == PPGPR)
+
+
+def _gap(results: Results) -> Gap:
+    def gap(dataset: str, one: str, other: str, metric: str) -> float | None:
+        splits = results.splits(dataset, [one, other])
+        gaps = [results.score(dataset, one, k, metric) - results.score(dataset, other, k, metric) for k in splits]
+        return statistics.mean(gaps) if gaps else None
+
+    return gap
+
+
+def _papers_gap(dataset: str, one: str, other: str, metric: str) -> float | None:
+    """The same of the printed means."""
+    found = [reported().get((dataset, method, metric)) for method in (one, other)]
+    return None if None in found else found[0].mean - found[1].mean  # type: ignore[union-attr]
+
+
+def _gaps(gap: Gap, datasets: Sequence[str], one: str, others: Sequence[str], metric: str) -> dict[str, float]:
+    """By data set, to the best of the others; sets that lack one of them are left out."""
+    found = {dataset: [gap(dataset, one, other, metric) for other in others] for dataset in datasets}
+    return {
+        dataset: max(value for value in gaps if value is not None)
+        for dataset, gaps in found.items()
+        if gaps and None not in gaps
+    }
+
+
+def _each(values: dict[str, float], form: str = "+.2f") -> str:
+    return ", ".join(f"{dataset} {value:{form}}" for dataset, value in values.items())
+
+
+def _ahead(results: Results, one: str, other: str, claim: str, *, at_least: float, at_most: float = 1e9) -> Finding:
+    """The mean gap in NLL."""
+    ours = _gaps(_gap(results), results.datasets, one, [other], "nll")
+    papers = _gaps(_papers_gap, list(ours), one, [other], "nll")
+    if not ours:
+        return Finding(claim, "", "", None)
+    mean = -statistics.mean(ours.values())
+
+    def said(gaps: dict[str, float]) -> str:
+        return f"{-statistics.mean(gaps.values()):.2f} ({_each({k: -v for k, v in gaps.items()})})" if gaps else ""
+
+    return Finding(claim, said(papers), said(ours), at_least <= mean <= at_most)
+
+
+def _on_most(results: Results, one: str, others: Sequence[str], metric: str, claim: str) -> Finding:
+    ours = _gaps(_gap(results), results.datasets, one, others, metric)
+    papers = _gaps(_papers_gap, list(ours), one, others, metric)
+
+    def said(gaps: dict[str, float]) -> str:
+        ahead = sum(value < 0 for value in gaps.values())
+        return f"{ahead} of {len(gaps)} ({_each(gaps, '+.3f')})" if gaps else ""
+
+    if not ours:
+        return Finding(claim, "", "", None)
+    return Finding(claim, said(papers), said(ours), _most(value < 0 for value in ours.values()))
+
+
+def _noise_share(results: Results) -> Finding:
+    """Printed as a figure only."""
+    claim = "The baselines' variance is mostly noise (share above .5), PPGPR's is not"
+    shares = {
+        method: statistics.mean(values)
+        for method in (*BASELINES, "vfitc", PPGPR)
+        if (values := [value for name in results.datasets for value in results.scores(name, method, "noise_fraction")])
+    }
+    if PPGPR not in shares or len(shares) < 2:
+        return Finding(claim, "", "", None)
+    said = ", ".join(f"{LABELS[method]} {share:.2f}" for method, share in shares.items())
+    above = all(shares[method] > MOSTLY for method in BASELINES if method in shares)
+    return Finding(claim, "a figure", said, above and shares[PPGPR] < MOSTLY)
+
+
+def _variances(results: Results) -> list[Finding]:
+    """The ablation: NLL falls and RMSE rises with the capacity of the variance; MFD has the better of both."""
+    methods = (*VARIANCES, PPGPR)
+    splits = {name: found for name in results.datasets if (found := results.splits(name, methods))}
+
+    def ours(metric: str) -> dict[str, list[float]]:
+        return {
+            name: [statistics.mean(results.score(name, method, k, metric) for k in found) for method in methods]
+            for name, found in splits.items()
+        }
+
+    def finding(claim: str, metric: str, rule: Callable[[list[float]], bool]) -> Finding:
+        found, printed = ours(metric), reported()
+        papers = {
+            name: [printed[name, method, metric].mean for method in methods]
+            for name in found
+            if all((name, method, metric) in printed for method in methods)
+        }
+        if not found:
+            return Finding(claim, "", "", None)
+        return Finding(claim, _rows(papers), _rows(found), _most(rule(row) for row in found.values()))
+
+    return [
+        finding("NLL falls from δ to MF to Chol (then MFD), on most sets", "nll", lambda row: row[0] > row[1] > row[2]),
+        finding("RMSE rises from δ to MF to Chol, on most sets", "rmse", lambda row: row[0] < row[1] < row[2]),
+        finding("MFD mends it: its RMSE is below Chol's, on most sets", "rmse", lambda row: row[3] < row[2]),
+    ]
+
+
+def _rows(found: dict[str, list[float]]) -> str:
+    return "; ".join(f"{name} {' '.join(f'{value:.3f}' for value in row)}" for name, row in found.items())
+
+
+def _most(holds: Iterable[bool]) -> bool:
+    held = list(holds)
+    return 2 * sum(held) > len(held)
+
+
+def _small_beta(runs: Sequence[dict[str, Any]]) -> Finding:
+    claim = f"PPGPR prefers small beta_reg: {SMALL_BETA:g} or less in most runs (of its grid {_grid()})"
+    chosen = [run["beta"] for run in runs if run["spec"]["method"] == PPGPR and run["spec"]["beta"] is None]
+    if not chosen:
+        return Finding(claim, "", "", None)
+    small = sum(beta <= SMALL_BETA for beta in chosen)
+    counts = ", ".join(f"{beta:g}: {chosen.count(beta)}" for beta in sorted(set(chosen)))
+    return Finding(
+        claim, "most sets", f"{small} of {len(chosen)} ({counts})", _most(beta <= SMALL_BETA for beta in chosen)
+    )
+
+
+def _grid() -> str:
+    return ", ".join(f"{beta:g}" for beta in METHODS[PPGPR].beta)
+
+
+def _robust(runs: Sequence[dict[str, Any]]) -> Finding:
+    claim = "PPGPR is robust to beta_reg from 0 to 1: NLL varies by .05 nats at most, RMSE by 5 %"
+    found = of_beta(runs)
+    if not found:
+        return Finding(claim, "", "", None)
+    spans = {}
+    for dataset, by_beta in found.items():
+        nlls, rmses = ([statistics.mean(scores[metric]) for scores in by_beta.values()] for metric in ("nll", "rmse"))
+        spans[dataset] = max(nlls) - min(nlls), max(rmses) / min(rmses) - 1
+    said = ", ".join(f"{name} {nats:.2f} and {share:.0%}" for name, (nats, share) in spans.items())
+    held = all(nats <= ROBUST_NLL and share <= ROBUST_RMSE for nats, share in spans.values())
+    return Finding(claim, "0.05 and 5% at most", said, held)
+
+
+def _raissi(results: Results, method: str) -> Finding:
+    noise = "without the noise at test" if method == RAISSI_AS_PUBLISHED else "with the noise at test"
+    claim = f"Raissi et al., {noise}: more than a nat behind the worst baseline on NLL, on most sets"
+    gap = _gap(results)
+    behind = {
+        name: min(value for value in values if value is not None)
+        for name in results.datasets
+        if None not in (values := [gap(name, method, other, "nll") for other in BASELINES])
+    }
+    if not behind:
+        return Finding(claim, "", "", None)
+    nlls = {name: statistics.mean(results.scores(name, method, "nll")) for name in behind}
+    said = ", ".join(f"{name} {value:.2f} ({behind[name]:+.2f})" for name, value in nlls.items())
+    printed = ", ".join(f"{name} {value:g}" for name, value in PRINTED_RAISSI.items())
+    return Finding(claim, f"{printed} (its authors' code)", said, _most(value > FAR for value in behind.values()))
