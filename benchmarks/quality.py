@@ -42,7 +42,7 @@ FOLDER = pathlib.Path(__file__).parent / "results" / "quality"
 SECONDS = FOLDER.parent / "seconds.json"
 TREES, PATIENCE = 2000, 50
 TIMED, TIMED_TREES = 3, 60  # epochs after the first, and trees, that are timed
-DEFAULTS = {"recipe": "auto", "M": 1000, "M_mean": None, "beta": None, "seed": 0}  # other values stand in a run's name
+DEFAULTS = {"recipe": "auto", "M": 1000, "M_mean": None, "beta": None, "renyi": 1.0, "seed": 0}  # other values stand in a run's name
 
 
 def calibration(dist: PredictiveDistribution, y: np.ndarray) -> dict[str, float]:
@@ -60,7 +60,7 @@ def ours(method: str, parts: Split, options: argparse.Namespace) -> dict:
     generator = torch.Generator().manual_seed(options.seed)
     settings = Settings(
         METHODS[method], n_inducing=options.M_mean or options.M, recipe=RECIPES[options.recipe], beta=options.beta,
-        n_inducing_variance=options.M if options.M_mean else None,
+        n_inducing_variance=options.M if options.M_mean else None, renyi=options.renyi,
     )  # fmt: skip
     curve, paused, start = [], 0.0, time.perf_counter()
 
@@ -248,6 +248,7 @@ def main() -> None:
     parser.add_argument("--M", type=int, default=DEFAULTS["M"])
     parser.add_argument("--M-mean", dest="M_mean", type=int, help="points of the mean, if not as many")
     parser.add_argument("--beta", type=float, help="of the regulariser; without it the grid is searched")
+    parser.add_argument("--renyi", type=float, default=DEFAULTS["renyi"], help="order of the regulariser")
     parser.add_argument("--recipe", default="auto", choices=list(RECIPES))
     parser.add_argument("--curve", action="store_true", help="score the test rows after each epoch")
     parser.add_argument("--peer", choices=["gpytorch", *PEERS], help="compare with")

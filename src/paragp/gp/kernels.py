@@ -29,6 +29,7 @@ from torch.func import functional_call
 COINCIDENT = 1e-5  # distance in lengthscales below which Matérn 1/2 has no gradient: its slope would be all rounding
 BLOCK_ENTRIES = 500_000  # of a kernel matrix, evaluated together: they stay in the processor's cache
 ROUNDING = 4e-6  # error of a squared distance, in squared lengthscales, above which it is computed in float64
+LOG2_E = math.log2(math.e)
 LENGTHSCALE_FLOOR = 1e-4  # in standardised inputs nothing varies faster, and softplus cannot underflow to zero
 
 
@@ -182,9 +183,18 @@ class Profile(NamedTuple):
     smooth: bool = True  # at a = 0; where it is not, an error of 1e-6 in a^2 is one of 1e-3 in k
 
 
+def _falling(log_scale: Tensor, a: Tensor, *, out: Tensor, rate: float = 1.0) -> Tensor:
+    """exp(log_scale - rate * a), as a power of two.
+
+    The logarithm's base rides along in the sum. Where torch leaves exp to a library that is slow on processors of other
+    makers than its own, exp2 takes a quarter of the time, and elsewhere hardly more.
+    """
+    return torch.add(log_scale * LOG2_E, a, alpha=-rate * LOG2_E, out=out).exp2_()
+
+
 def _rbf(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = exp(-a^2), a^2 = r^2 / 2; dk / d(a^2) = -k."""
-    torch.sub(log_scale, a2, out=k).exp_()
+    _falling(log_scale, a2, out=k)
     if steep is not None:
         steep.copy_(k)
 
@@ -192,7 +202,7 @@ def _rbf(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, stee
 def _matern12(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = exp(-a), a = r; dk / d(a^2) = -k / (2 a), infinite at a = 0: there, by symmetry, 0 stands for it."""
     a = a2.sqrt_()
-    torch.sub(log_scale, a, out=k).exp_()
+    _falling(log_scale, a, out=k)
     if steep is not None:
         torch.div(k, a, out=steep).masked_fill_(a < COINCIDENT, 0)
 
@@ -200,7 +210,7 @@ def _matern12(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor,
 def _matern32(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = (1 + a) exp(-a), a = sqrt(3) r; dk / d(a^2) = -exp(-a) / 2."""
     a = a2.sqrt_()
-    e = torch.sub(log_scale, a, out=k if steep is None else steep).exp_()
+    e = _falling(log_scale, a, out=k if steep is None else steep)
     torch.addcmul(e, a, e, out=k)
 
 
@@ -209,11 +219,11 @@ def _matern52(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor,
     if steep is None:
         a = torch.sqrt(a2, out=k)
         polynomial = torch.add(a, a2, alpha=1 / 3, out=a2)
-        e = torch.sub(log_scale, a, out=k).exp_()
+        e = _falling(log_scale, a, out=k)
         torch.addcmul(e, polynomial, e, out=k)
         return
     a = a2.sqrt_()
-    e = torch.sub(log_scale, a).exp_()
+    e = _falling(log_scale, a, out=torch.empty_like(a))
     torch.addcmul(e, a, e, out=steep)  # (1 + a) exp(-a)
     torch.addcmul(steep, a.square_(), e, value=1 / 3, out=k)
 
@@ -221,7 +231,7 @@ def _matern52(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor,
 def _rq(a2: Tensor, log_scale: Tensor, exponent: Tensor | None, k: Tensor, steep: Tensor | None) -> None:
     """k = (1 + a^2)^-exponent, a^2 = r^2 / (2 exponent); dk / d(a^2) = -exponent k / (1 + a^2)."""
     assert exponent is not None
-    torch.add(log_scale, torch.log1p(a2, out=k), alpha=-float(exponent), out=k).exp_()
+    _falling(log_scale, torch.log1p(a2, out=k), rate=float(exponent), out=k)
     if steep is not None:
         torch.div(k, a2.add_(1), out=steep).mul_(exponent)
 
