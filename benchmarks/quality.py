@@ -42,7 +42,8 @@ FOLDER = pathlib.Path(__file__).parent / "results" / "quality"
 SECONDS = FOLDER.parent / "seconds.json"
 TREES, PATIENCE = 2000, 50
 TIMED, TIMED_TREES = 3, 60  # epochs after the first, and trees, that are timed
-DEFAULTS = {"recipe": "auto", "M": 1000, "M_mean": None, "beta": None, "renyi": 1.0, "seed": 0}  # other values stand in a run's name
+# Other values stand in a run's name.
+DEFAULTS = {"recipe": "auto", "M": 1000, "M_mean": None, "beta": None, "renyi": 1.0, "seed": 0}
 
 
 def calibration(dist: PredictiveDistribution, y: np.ndarray) -> dict[str, float]:
