@@ -130,6 +130,8 @@ def robustness(results: ByBeta) -> Any:
 
 def cost(growth: list[dict[str, Any]]) -> Any:
     """Seconds and memory of a training step, from benchmarks/step.py --growth."""
+    from matplotlib.ticker import LogLocator
+
     shown = [row for row in growth if row["variable"] in ("M", "B")]
     made, axes = figure(2, 2)
     for row in shown:
@@ -138,6 +140,12 @@ def cost(growth: list[dict[str, Any]]) -> Any:
             style = {"color": COLOURS[row["method"]], "label": LABELS[row["method"]], "markersize": 4, "linewidth": 1}
             axis.loglog(row["sizes"], row[key], "o-", **style)
     for j, variable in enumerate(("M", "B")):
+        sizes = sorted({size for row in shown if row["variable"] == variable for size in row["sizes"]})
+        for axis in axes[:, j]:
+            axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.minorticks_off()
         axes[1, j].set_xlabel(variable)
         axes[0, j].set_ylabel("seconds a step", fontsize=8)
         axes[1, j].set_ylabel("MB beyond the model", fontsize=8)
