@@ -7,7 +7,6 @@ checked before a model is handed out, and whatever is wrong is said in one sente
 
 import copy
 import hashlib
-import html
 import json
 import math
 import numbers
@@ -21,13 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch import constraints, kernels
 from gpytorch.kernels import Kernel
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from paragp.atomic import check_place, writing_folder
+from paragp.card import card
 from paragp.conformal import Calibration
 from paragp.data.tables import Target, encode, from_records, matrix_names, to_records
 from paragp.fitted import Fitted
@@ -38,6 +37,7 @@ from paragp.gp.features import embedded, layers, sizes_of
 from paragp.gp.kernels import covariance, kernel_name
 from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
+from paragp.kernel_record import build, describe
 
 FORMAT, VERSION = "paragp model", 1
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
@@ -104,7 +104,7 @@ def save(
         with writing_folder(path) as part:
             (part / TENSORS).write_bytes(data)
             (part / CONFIG).write_bytes(json.dumps(config, indent=1).encode())
-            (part / CARD).write_bytes(card(fitted).encode())
+            (part / CARD).write_bytes(card(fitted, _asked(fitted)).encode())
     except OSError as error:
         raise OSError(error.errno, f"The model cannot be written to {path}: {error.strerror or error}") from error
 
@@ -438,77 +438,6 @@ def _sentence(error: BaseException) -> str:
     return " ".join(text.split())[:300].rstrip(".") + "."
 
 
-# --- kernels as JSON ---
-
-SCALE = "ScaleKernel"
-PLAIN = ("RBFKernel", "MaternKernel", "RQKernel", "PeriodicKernel", "LinearKernel", "CosineKernel")
-JOINT = ("AdditiveKernel", "ProductKernel")
-DEEPEST = 20  # kernels within kernels: much deeper ones end the process (torch aborts) and not with an exception
-CONSTRAINTS: dict[str, tuple[Any, ...]] = {  # with bounds that the stored ones replace
-    "Positive": (constraints.Positive,), "GreaterThan": (constraints.GreaterThan, 0.0),
-    "LessThan": (constraints.LessThan, 0.0), "Interval": (constraints.Interval, 0.0, 1.0),
-}  # fmt: skip
-
-
-def describe(kernel: Kernel) -> dict[str, Any]:
-    """A kernel as JSON, or a ValueError that says why it cannot be one. Its parameters are tensors, stored as such."""
-    name = type(kernel).__name__
-    known = type(kernel) is getattr(kernels, name, None) and name in (SCALE, *JOINT, *PLAIN)
-    if not known or tuple(kernel.batch_shape) or kernel._priors:
-        raise ValueError(
-            f"The kernel {kernel_name(kernel)} cannot be stored: {name} is not one of {SCALE}, {', '.join(JOINT)}, "
-            f"{', '.join(PLAIN)} (without batches and priors). Use a kernel by name, or one built of these."
-        )
-    bounds = {parameter.removesuffix("_constraint"): type(c) for parameter, c in kernel._constraints.items()}
-    for constraint in bounds.values():
-        if CONSTRAINTS.get(constraint.__name__, (None,))[0] is not constraint:
-            raise ValueError(
-                f"The kernel {kernel_name(kernel)} cannot be stored: its constraint {constraint.__name__} is unknown."
-            )
-    description: dict[str, Any] = {
-        "type": name,
-        "constraints": {parameter: constraint.__name__ for parameter, constraint in bounds.items()},
-    }
-    if name == SCALE:
-        return description | {"base": describe(kernel.base_kernel)}
-    if name in JOINT:
-        return description | {"parts": [describe(part) for part in kernel.kernels]}
-    description["active_dims"] = None if kernel.active_dims is None else kernel.active_dims.tolist()
-    description["ard_num_dims"] = kernel.ard_num_dims
-    return description | ({"nu": kernel.nu} if name == "MaternKernel" else {})
-
-
-def build(description: Any, d: int, depth: int = 0) -> Kernel:
-    """The kernel of a description on d inputs, with parameters yet to be loaded."""
-    if depth > DEEPEST:
-        raise ValueError(f"the kernel is nested in more than {DEEPEST} others")
-    if not isinstance(description, dict) or description.get("type") not in (SCALE, *JOINT, *PLAIN):
-        raise ValueError("the kernel's description names no known kernel")
-    name = description["type"]
-    if name == SCALE:
-        kernel = kernels.ScaleKernel(build(description["base"], d, depth + 1))
-    elif name in JOINT:
-        if not description["parts"]:
-            raise ValueError(f"the {name} has no parts")
-        kernel = getattr(kernels, name)(*(build(part, d, depth + 1) for part in description["parts"]))
-    else:
-        active, ard = description["active_dims"], description["ard_num_dims"]
-        inputs = list(range(d)) if active is None else active
-        if not inputs or not all(type(i) is int and 0 <= i < d for i in inputs):
-            raise ValueError(f"the active_dims of a kernel are not among its {d} inputs")
-        if ard not in (None, 1, len(inputs)):
-            raise ValueError(f"a kernel on {len(inputs)} inputs has another number of lengthscales")
-        options = {"nu": description["nu"]} if name == "MaternKernel" else {}
-        options |= {} if ard is None else {"ard_num_dims": ard}  # a periodic kernel takes no None
-        kernel = getattr(kernels, name)(active_dims=active, **options)
-    for parameter, constraint in description["constraints"].items():
-        if constraint not in CONSTRAINTS or parameter not in dict(kernel.named_parameters(recurse=False)):
-            raise ValueError(f"the constraint {constraint!r} of {parameter!r} is unknown")
-        kind, *bounds = CONSTRAINTS[constraint]
-        kernel.register_constraint(parameter, kind(*bounds), replace=True)
-    return kernel
-
-
 def _kernels(model: ParametricGP | ExactGP) -> list[Kernel]:
     """The kernel, and that of the variance where it is another."""
     others = [] if isinstance(model, ExactGP) else [model.family.variance_kernel(model.kernel)]
@@ -522,75 +451,7 @@ def _kernel_values(kernel: Kernel, d: int) -> Tensor:
         return covariance(copy.deepcopy(kernel).cpu().double(), x, x.clone())
 
 
-# --- the card ---
-
-MARKUP = "\\`*_{}[]()#+!|~$"
-
-
-def card(fitted: Fitted) -> str:
-    """A page about the model, in Markdown."""
-    label = {"exact": "Exact GP", "fitc": "FITC"}.get(fitted.method) or METHODS[fitted.method].label
-    summary, scores = fitted.summary, fitted.summary.get("validation_scores") or {}
-    kind = "normal distribution" if fitted.shape.is_normal else f"distribution ({fitted.shape})"
-    lines = [
-        f"# A model of {_cell(fitted.target.name)}",
-        "",
-        f"{label}, made by paragp {version('paragp')}. It predicts a {kind} of "
-        f"{_cell(fitted.target.name)} for each row: a mean, and a deviation with a part from the function and a part "
-        "from noise.",
-        "",
-        "## Data",
-        "",
-        f"{summary['rows']} training rows, {summary['validation_rows']} validation rows. The target has mean "
-        f"{fitted.target.mean:.6g} and deviation {fitted.target.deviation:.6g}. " + _rows_stored(fitted),
-        "",
-        "| input | kind | mean | deviation | missing values | categories |",
-        "|---|---|---:|---:|---|---|",
-    ]
-    for column in fitted.columns:
-        numeric = column.kind == "numeric"
-        numbers = f"{column.mean:.6g} | {column.deviation:.6g}" if numeric else " | "
-        count = "" if numeric else f"{len(column.categories)}{' and others' if column.other else ''}"
-        seen = "yes" if column.missing else "no"
-        lines.append(f"| {_cell(column.name)} | {column.kind} | {numbers} | {seen} | {count} |")
-    if scores:
-        lines += ["", "## On the validation rows, in the target's units", "", "| metric | value |", "|---|---:|"]
-        lines += [f"| {name} | {value:.4g} |" for name, value in scores.items() if value is not None]
-    if fitted.calibration is not None:
-        by = f", within each {_cell(fitted.calibration.by)}" if fitted.calibration.by else ""
-        lines += [
-            "", f"The coverage of its intervals is guaranteed by {len(fitted.calibration.scores)} calibration rows{by} "
-            "(split conformal prediction), as long as new rows are like them.",
-        ]  # fmt: skip
-    lines += [
-        "", "## Use", "", "```python", "from paragp import ParametricGPRegressor", "",
-        f'model = ParametricGPRegressor.load("path/to/this/folder"{_asked(fitted)})',
-        "mean, std = model.predict(X, return_std=True)", "```", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
-
-
 def _asked(fitted: Fitted) -> str:
     """What else `load` wants."""
     modules = {"features": getattr(fitted.model, "features", None), "mean": _mean_of(fitted.model)}
     return "".join(f", {name}=module" for name, module in modules.items() if isinstance(_described(module), str))
-
-
-def _rows_stored(fitted: Fitted) -> str:
-    if fitted.method == "exact":
-        return "The training rows are stored here."
-    if fitted.summary.get("points_near_rows"):
-        return (
-            "No table of rows is stored here, but the inducing points started at the training rows and may lie close "
-            "to them."
-        )
-    return (
-        "No row is stored here; the inducing points started at means of similar rows, where a row unlike all others "
-        "may have been alone."
-    )
-
-
-def _cell(text: str) -> str:
-    """Text that may hold anything, as plain words in Markdown."""
-    shown = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:100]
-    return "".join(f"\\{sign}" if sign in MARKUP else html.escape(sign, quote=False) for sign in shown)
