@@ -31,8 +31,9 @@ from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
 from paragp.training.best import Best, Trial
 from paragp.training.distributed import ALONE
-from paragp.training.recipe import Settings, new_model
+from paragp.training.recipe import Settings
 from paragp.training.stages import NOISE_ROWS, SHAPE_UNKNOWNS, Head, Ridge, Validation, fit_noise, some
+from paragp.training.start import new_model
 
 FOLDER = pathlib.Path(__file__).parent / "results" / "ablation"
 DEFAULT = Settings(METHODS["two-stage"])

@@ -31,7 +31,7 @@ from paragp.predictive import PredictiveDistribution
 from paragp.training.inducing import kmeans
 from paragp.training.loop import DECAY, MILESTONES
 from paragp.training.recipe import Settings
-from paragp.training.recipe import train as train_ours
+from paragp.training.train import train as train_ours
 
 FOLDER = pathlib.Path(__file__).parent / "baselines"
 SCORED = (1, 2, 3, 5, 7, *range(10, 401, 5))  # epochs after which the model is scored

@@ -36,7 +36,9 @@ from paragp.metrics import COVERAGE_LEVELS, evaluate, floored_scores, pit
 from paragp.paper.protocol import SMALLER
 from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
-from paragp.training.recipe import RECIPES, Settings, new_model, train
+from paragp.training.recipe import RECIPES, Settings
+from paragp.training.start import new_model
+from paragp.training.train import train
 
 FOLDER = pathlib.Path(__file__).parent / "results" / "quality"
 SECONDS = FOLDER.parent / "seconds.json"

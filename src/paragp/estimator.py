@@ -63,7 +63,8 @@ from paragp.training.checkpoint import Checkpoint
 from paragp.training.distributed import current
 from paragp.training.inducing import KMEANS_ROWS, kmeans
 from paragp.training.loop import Epoch
-from paragp.training.recipe import RECIPES, Settings, total_epochs, train
+from paragp.training.recipe import RECIPES, Settings
+from paragp.training.train import total_epochs, train
 
 FULL_BATCH = ("exact", "fitc")  # methods outside the registry: no mini-batches, no grid
 SPLIT_FROM = 30  # rows: below, none are spared for validation unless early_stopping=True asks for it

@@ -12,10 +12,10 @@ from paragp.gp.linalg import JITTER
 from paragp.metrics import METRICS
 from paragp.predictive import PredictiveDistribution
 from paragp.shape import Shape
-from paragp.training import recipe, solves, stages
+from paragp.training import solves, stages, start
 from paragp.training.best import Best
 from paragp.training.distributed import ALONE
-from paragp.training.recipe import RECIPES, Settings, new_model, train
+from paragp.training.recipe import RECIPES, Settings
 from paragp.training.stages import (
     SHAPE_UNKNOWNS,
     Head,
@@ -27,6 +27,8 @@ from paragp.training.stages import (
     solve_in_stages,
     some,
 )
+from paragp.training.start import new_model
+from paragp.training.train import train
 
 from cases import generator
 
@@ -179,7 +181,7 @@ def test_the_kernel_is_the_one_of_least_error_at_rows_held_out(best, monkeypatch
         assert betas == (0.3,)
         return float(len(seen) != best + 1)
 
-    monkeypatch.setattr(recipe, "held_out_error", error)
+    monkeypatch.setattr(start, "held_out_error", error)
     quick = replace(RECIPES["auto"], kernel_rows=60, kernel_iterations=3)
     wanted = Settings(METHODS["two-stage"], n_inducing=30, n_inducing_variance=10, beta=0.3, recipe=quick)
     assert kind(new_model(wanted, data, generator()).kernel) == seen[best]
@@ -187,7 +189,7 @@ def test_the_kernel_is_the_one_of_least_error_at_rows_held_out(best, monkeypatch
 
 
 def test_one_kernel_and_few_rows_are_not_judged(monkeypatch):
-    monkeypatch.setattr(recipe, "held_out_error", None)
+    monkeypatch.setattr(start, "held_out_error", None)
     new_model(Settings(METHODS["two-stage"], n_inducing=30), rows(100), generator())
     fresh(rows(100))
 

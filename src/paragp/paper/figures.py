@@ -39,7 +39,8 @@ from paragp.paper.tables import (
     results_of,
     standard_error,
 )
-from paragp.training.recipe import Settings, train
+from paragp.training.recipe import Settings
+from paragp.training.train import train
 
 COLOURS = {  # told apart in print and by colour-blind readers
     "map": "#999999", "svgp": "#0072b2", "gamma-robust": "#56b4e9", "od-svgp": "#009e73", "vfitc": "#cc79a7",

@@ -27,7 +27,8 @@ from paragp.paper.dropout import SIZES, MCDropoutRegressor
 from paragp.paper.protocol import Spec
 from paragp.paper.uci import Tick, scores, tensors
 from paragp.predictive import Array, PredictiveDistribution
-from paragp.training.recipe import RECIPES, Settings, train
+from paragp.training.recipe import RECIPES, Settings
+from paragp.training.train import train
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of the intervals whose coverage is counted
 Z = np.linspace(-4, 4, 161)  # where the distribution of the z-scores is kept

@@ -14,7 +14,8 @@ from paragp.metrics import floored_scores, noise_fraction
 from paragp.paper.protocol import Spec
 from paragp.paper.raissi import fit_raissi
 from paragp.predictive import PredictiveDistribution
-from paragp.training.recipe import RECIPES, Settings, train
+from paragp.training.recipe import RECIPES, Settings
+from paragp.training.train import train
 
 SCORES = ("nll", "rmse", "crps", "noise_fraction")
 EXACT_STEPS, RAISSI_STEPS = 100, 1000

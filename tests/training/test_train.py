@@ -10,10 +10,13 @@ from paragp import METHODS, Data
 from paragp.gp.covariances import Dense, Diagonal, LogPower
 from paragp.gp.objectives import ppgpr, ppgpr_gamma
 from paragp.metrics import nll
-from paragp.training import best, recipe
+from paragp.training import best, recipe, start
+from paragp.training import train as phases
 from paragp.training.loop import Config, Epoch, TrainingDivergedError
-from paragp.training.recipe import RECIPES, Settings, new_model, total_epochs, train, trials
+from paragp.training.recipe import RECIPES, Settings
+from paragp.training.start import new_model
 from paragp.training.step import backward
+from paragp.training.train import total_epochs, train, trials
 
 from cases import generator
 
@@ -48,8 +51,8 @@ def test_inducing_points_move_at_a_rate_of_their_own(n):
 def test_the_papers_recipe_is_plain_adam(monkeypatch):
     config = Settings(METHODS["svgp"], recipe=RECIPES["adam"]).config(5_000)
     assert config == Config(epochs=400, batch_size=1000, learning_rate=0.01)
-    monkeypatch.setattr(recipe, "solve", None)  # neither solves nor a kernel from a sample
-    monkeypatch.setattr(recipe, "choose_kernel", None)
+    monkeypatch.setattr(phases, "solve", None)  # neither solves nor a kernel from a sample
+    monkeypatch.setattr(start, "choose_kernel", None)
     train(settings(recipe=RECIPES["adam"]), rows(), generator=generator())
 
 
@@ -121,7 +124,7 @@ def test_the_search_goes_away_from_the_first_value_while_that_helps(monkeypatch,
         on_epoch(Epoch(1, 0.0, 0.1, 0.0, {"nll": scores[config.beta], "crps": crps}))
 
     crps = 0.1
-    monkeypatch.setattr(recipe, "fit", pretended)
+    monkeypatch.setattr(phases, "fit", pretended)
     found = train(settings(), rows(), rows(seed=5), generator=generator())
     assert seen == tried
     assert found.beta == chosen
@@ -137,7 +140,7 @@ def test_the_search_of_one_setting_keeps_what_that_of_another_found(monkeypatch)
         nll = abs(config.beta - method.beta[1]) + abs(power - method.bb_alpha[1])
         on_epoch(Epoch(1, 0.0, 0.1, 0.0, {"nll": nll, "crps": 0.1}))
 
-    monkeypatch.setattr(recipe, "fit", pretended)
+    monkeypatch.setattr(phases, "fit", pretended)
     found = train(settings("bb-alpha"), rows(), rows(seed=5), generator=generator())
     assert seen[0] == (method.beta[0], method.bb_alpha[0])
     assert (found.beta, found.bb_alpha) == (method.beta[1], method.bb_alpha[1])
@@ -160,7 +163,7 @@ def test_another_value_may_not_pay_for_likelihood_with_crps(monkeypatch):
     def pretended(model, objective, data, config, *, on_epoch, **_):
         on_epoch(Epoch(1, 0.0, 0.1, 0.0, scores[config.beta]))
 
-    monkeypatch.setattr(recipe, "fit", pretended)
+    monkeypatch.setattr(phases, "fit", pretended)
     assert train(settings(), rows(), rows(seed=5), generator=generator()).beta == 1.0
 
 
@@ -221,14 +224,14 @@ def test_without_early_stopping_the_last_state_counts():
 
 
 def test_a_value_that_cannot_be_trained_is_left_out_of_the_search(monkeypatch):
-    fit = recipe.fit
+    fit = phases.fit
 
     def failing(model, objective, data, config, **options):
         if config.beta != 1.0:
             raise TrainingDivergedError("it went wrong", step=1, parameter=None, history=[])
         return fit(model, objective, data, config, **options)
 
-    monkeypatch.setattr(recipe, "fit", failing)
+    monkeypatch.setattr(phases, "fit", failing)
     with pytest.warns(RuntimeWarning) as said:
         found = train(settings(), rows(), rows(seed=5), generator=generator())
     assert any("beta = 0.2 was left out of the search" in str(warning.message) for warning in said)
@@ -258,7 +261,7 @@ def test_patience_ends_a_trial():
 
 def test_training_goes_on_at_a_lower_rate_after_it_diverged(monkeypatch):
     rates = []
-    fit = recipe.fit
+    fit = phases.fit
 
     def failing_at_first(model, objective, data, config, **options):
         rates.append(config.learning_rate)
@@ -266,7 +269,7 @@ def test_training_goes_on_at_a_lower_rate_after_it_diverged(monkeypatch):
             raise TrainingDivergedError("it went wrong", step=1, parameter=None, history=[])
         return fit(model, objective, data, config, **options)
 
-    monkeypatch.setattr(recipe, "fit", failing_at_first)
+    monkeypatch.setattr(phases, "fit", failing_at_first)
     with pytest.warns(RuntimeWarning, match="goes on from the last good state"):
         train(settings(learning_rate=0.1), rows(), generator=generator())
     assert rates == pytest.approx([0.1, 0.01, 0.001])
@@ -276,7 +279,7 @@ def test_training_that_always_diverges_is_an_error_in_words(monkeypatch):
     def failing(*_, **__):
         raise TrainingDivergedError("it went wrong", step=1, parameter=None, history=[])
 
-    monkeypatch.setattr(recipe, "fit", failing)
+    monkeypatch.setattr(phases, "fit", failing)
     with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="diverged at every learning rate"):
         train(settings(), rows(), generator=generator())
 
@@ -314,7 +317,7 @@ def noisy(n=200, seed=3):
 
 @pytest.fixture
 def few_are_enough(monkeypatch):
-    monkeypatch.setattr(recipe, "FEWEST_SOLVED", 200)
+    monkeypatch.setattr(phases, "FEWEST_SOLVED", 200)
 
 
 @pytest.mark.usefixtures("few_are_enough")
@@ -354,7 +357,7 @@ def test_few_rows_are_no_start_to_solve_for():
 @pytest.mark.usefixtures("few_are_enough")
 def test_a_mean_with_more_to_learn_than_noise_starts_with_the_priors_variance(monkeypatch):
     seen = []
-    monkeypatch.setattr(recipe, "fit", lambda model, *_, **__: seen.append(model.family.S.s.detach().clone()))
+    monkeypatch.setattr(phases, "fit", lambda model, *_, **__: seen.append(model.family.S.s.detach().clone()))
     x = torch.linspace(-3, 3, 400, dtype=torch.float64)[:, None]
     train(settings("ppgpr-mfd", n_inducing=4), Data(x, torch.sin(9 * x[:, 0])), generator=generator())
     assert torch.equal(seen[0], torch.ones(4, dtype=torch.float64))
