@@ -1,10 +1,13 @@
 """The tables of README and docs/, from the files in benchmarks/results/ and results/lite/.
 
-python benchmarks/table.py
+python benchmarks/table.py            # shows them
+python benchmarks/table.py --write    # puts them into the pages, in place of the tables with the same heads
 """
 
+import argparse
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 from gpytorch_curve import by_seconds, ours_by_seconds, place
@@ -324,10 +327,44 @@ def billion_table(rows: float = 1e9) -> str:
     return markdown(["processes", "rows of a batch", "hours a pass", "of the ideal speed-up"], lines, words=0)
 
 
+# --- pages ---
+
+PAGES: dict[str, tuple[Callable[[], str], ...]] = {
+    "README.md": (step_table, predict_table),
+    "docs/speed.md": (growth_table, precision_table),
+    "docs/intervals.md": (coverage_table, widths_table, groups_table),
+    "docs/quality.md": (
+        quality_table, best_table, calibration_table, tradeoff_table, soonest_table, methods_table,
+    ),
+    "docs/scale.md": (processes_table, billion_table),
+}  # fmt: skip
+
+
+def replaced(page: str, table: str) -> str:
+    """The page with this table where one with the same head stands."""
+    lines, head = page.split("\n"), table.split("\n")[0]
+    if lines.count(head) != 1:
+        raise ValueError(f"One table with this head is expected, and there are {lines.count(head)}: {head}")
+    start = stop = lines.index(head)
+    while stop < len(lines) and lines[stop].startswith("|"):
+        stop += 1
+    return "\n".join([*lines[:start], table, *lines[stop:]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put them into the pages")
+    options = parser.parse_args()
+    for name, tables in PAGES.items():
+        file = Path(__file__).parents[1] / name
+        page = file.read_text(encoding="utf-8")
+        for table in tables:
+            page = replaced(page, table())
+            if not options.write:
+                print(table(), end="\n\n")
+        if options.write:
+            file.write_text(page, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    tables = (
-        step_table, predict_table, growth_table, precision_table, quality_table, best_table, calibration_table,
-        ablation_table, tradeoff_table, soonest_table, methods_table, coverage_table, widths_table, groups_table,
-        processes_table, billion_table,
-    )  # fmt: skip
-    print(*(table() for table in tables), sep="\n\n")
+    main()
