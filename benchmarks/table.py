@@ -191,13 +191,13 @@ def ablation_table() -> str:
 
 
 def tradeoff_runs(name: str, method: str, split: int) -> list[tuple[str, dict]]:
-    """The default run and those with one setting held, of one split."""
+    """The run with nothing held and those with one setting held, of one split."""
     stem = f"{name}-{method}-{split}"
     files = [
         RESULTS / "quality" / f"{stem}.json",
         *sorted(file for key in ("beta", "M_mean") for file in (RESULTS / "quality").glob(f"{stem}-{key}=*.json")),
     ]
-    labels = ["the default", *(file.stem.removeprefix(f"{stem}-").replace("=", " = ") for file in files[1:])]
+    labels = ["as it is", *(file.stem.removeprefix(f"{stem}-").replace("=", " = ") for file in files[1:])]
     return [(label, json.loads(file.read_text(encoding="utf-8"))) for label, file in zip(labels, files, strict=True)]
 
 

@@ -21,7 +21,7 @@ POINTS = (500, 2000)  # of the mean, beside 1000
 
 
 def make(name: str, split: int) -> None:
-    """The runs, the default first."""
+    """The runs, that with nothing held first."""
     settings = [[], *(["--beta", str(value)] for value in METHODS[METHOD].beta)]
     for setting in [*settings, *(["--M-mean", str(value)] for value in POINTS)]:
         words = ["--datasets", name, "--splits", str(split), "--curve", *setting]

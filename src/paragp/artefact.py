@@ -70,7 +70,7 @@ def save(
             "An exact GP predicts from its training rows, and a saved model holds none. Pass keep_rows=True to store "
             "them, or fit another method."
         )
-    if fitted.method == "fitc" and fitted.summary.get("points_near_rows") and not keep_rows:
+    if fitted.holds_rows and not keep_rows:
         raise ValueError(
             "FITC's inducing points started at the training rows and may lie close to them, and a saved model holds no "
             "rows. Pass keep_rows=True to store them, or fit with fewer inducing points than half the rows."

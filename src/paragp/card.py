@@ -4,20 +4,18 @@ import html
 from importlib.metadata import version
 
 from paragp.fitted import Fitted
-from paragp.gp.methods import METHODS
 
 MARKUP = "\\`*_{}[]()#+!|~$"
 
 
 def card(fitted: Fitted, asked: str) -> str:
     """A page about the model, in Markdown; `asked` are words that `load` wants beside the path."""
-    label = {"exact": "Exact GP", "fitc": "FITC"}.get(fitted.method) or METHODS[fitted.method].label
     summary, scores = fitted.summary, fitted.summary.get("validation_scores") or {}
     kind = "normal distribution" if fitted.shape.is_normal else f"distribution ({fitted.shape})"
     lines = [
         f"# A model of {_cell(fitted.target.name)}",
         "",
-        f"{label}, made by paragp {version('paragp')}. It predicts a {kind} of "
+        f"{fitted.label}, made by paragp {version('paragp')}. It predicts a {kind} of "
         f"{_cell(fitted.target.name)} for each row: a mean, and a deviation with a part from the function and a part "
         "from noise.",
         "",

@@ -19,8 +19,9 @@ from typer.core import TyperGroup
 from paragp import METHODS, METRICS, ParametricGPRegressor, PredictiveDistribution, __version__
 from paragp.artefact import check_destination, load, plain, read_config
 from paragp.atomic import check_place, writing
-from paragp.data.files import check_columns, even_blocks, read_table, some, writing_table
+from paragp.data.files import check_columns, even_blocks, read_table, writing_table
 from paragp.data.parquet import is_many, names_of, rows_of, too_large
+from paragp.data.tables import some
 from paragp.estimator import FULL_BATCH
 from paragp.fitted import BLOCK_ROWS
 from paragp.gp.methods import PAPER
@@ -103,7 +104,8 @@ def fit(
         str | None, typer.Option(help="Sizes of a network before the kernel, such as 256,128,64; none if left out.")
     ] = None,
     mean: Annotated[
-        str | None, typer.Option(help="For ppgpr-mfd: mlp, or hidden sizes of a network for the mean, such as 256,128.")
+        str | None,
+        typer.Option(help="For ppgpr-mfd, ppgpr-gamma: mlp, or sizes of a network for the mean, such as 256,128."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="At most so many passes; by the rows if left out.", min=1)] = None,
     recipe: Annotated[str, typer.Option(help="auto, or adam: the paper's 400 epochs.")] = "auto",
@@ -378,7 +380,7 @@ def methods(as_json: AsJson = False) -> None:
     for line in lines:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     typer.echo(f"{', '.join(FULL_BATCH):<{widths[0]}}  full batch: for up to some thousand rows")
-    typer.echo(f"{'auto':<{widths[0]}}  two-stage, or ppgpr-mfd with a network or a number of epochs")
+    typer.echo(f"{'auto':<{widths[0]}}  two-stage, or ppgpr-mfd where gradient steps are asked for")
 
 
 @contextmanager
@@ -462,8 +464,11 @@ def _check_truth(y: np.ndarray, weights: np.ndarray | None = None) -> None:
     """Refuse a target and weights that no score can be made of."""
     if not np.isfinite(y).all():
         raise ValueError(f"The target is missing in {int((~np.isfinite(y)).sum())} of {len(y)} rows. Leave those out.")
-    if weights is not None and not (np.isfinite(weights).all() and weights.min() >= 0):
-        raise ValueError("The weights must be known and not negative.")
+    unsound = 0 if weights is None else int((~(np.isfinite(weights) & (weights >= 0))).sum())
+    if unsound:
+        raise ValueError(
+            f"The weights must be known and not negative, and {unsound} of {len(y)} are not. Leave those rows out."
+        )
 
 
 def _extra(path: Path, inputs: list[str], *others: str) -> list[str]:

@@ -104,9 +104,9 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         takes the encoded, standardised inputs (b, d) to features (b, p) (it is copied, not changed). Inducing points
         then live among its outputs. Not for "exact" and "fitc".
     mean : None, "mlp", hidden sizes such as (256, 128), or a torch module
-        For "ppgpr-mfd": a network for the mean, and inducing points for the variance alone. "mlp" is (256, 128, 64). A
-        module takes what the kernel takes (the features, or the inputs, encoded and standardised) to (b,) or (b, 1),
-        in units of the standardised target.
+        For "ppgpr-mfd" and "ppgpr-gamma": a network for the mean, and inducing points for the variance alone. "mlp" is
+        (256, 128, 64). A module takes what the kernel takes (the features, or the inputs, encoded and standardised) to
+        (b,) or (b, 1), in units of the standardised target.
     beta : float or "auto"
         Weight beta_reg of the regulariser. "auto" searches the method's grid (the paper's, for its methods) on
         validation rows. For "two-stage" it is the weight of the mean's prior.
@@ -116,7 +116,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         For "bb-alpha" and "bb-alpha-u" only, as `beta`.
     renyi : float
         The order of the regulariser, Rényi's divergence; 1 is the KL divergence. It says nothing to methods whose q(u)
-        is a point ("map", "ppgpr-delta").
+        is a point ("map", "ppgpr-delta"), nor to those whose regulariser is a weight decay ("ppgpr-log", "two-stage").
     recipe : "auto" or "adam"
         "auto" starts from the exact GP of a sample and solves for the mean between epochs; "adam" is the paper's
         training, 400 epochs of Adam at .01.
@@ -224,7 +224,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
     n_iter_: int
     beta_: float
     gamma_: float | None
-    alpha_: float | None
+    bb_alpha_: float | None
     validation_scores_: dict[str, float] | None
 
     # --- fitting ---
@@ -241,14 +241,15 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         checkpoint: str | os.PathLike[str] | None = None,
         resume: bool = False,
     ) -> Self:
-        """Fit to a table X (n, d) and a target y (n,). A sample weight of w means w copies of the row.
+        """Fit to a table X (n, d) and a target y (n,). A sample weight of w means w copies of the row
+        ("two-stage" leaves all copies out at once where it asks what the mean makes of a row it has not seen).
 
         `X_val, y_val` are rows to validate on; without them `validation_fraction` of the rows is held out. "exact" and
         "fitc" choose nothing by them: there they are only scored.
 
-        `checkpoint` is a folder where the training is kept as it goes: after each epoch, every five minutes, and on
-        SIGTERM, which then ends it with `StoppedError`. With `resume=True` a training that was stopped, or killed, goes
-        on from there to the model it would have come to, to the bit.
+        `checkpoint` is a folder where the training is kept as it goes: after each epoch ("two-stage" has none), every
+        five minutes, and on SIGTERM, which then ends it with `StoppedError`. With `resume=True` a training that was
+        stopped, or killed, goes on from there to the model it would have come to, to the bit.
         """
         start = time.perf_counter()
         self._check_parameters()

@@ -14,6 +14,7 @@ from paragp.data.tables import Array, Column, Target, encode, group_keys, matrix
 from paragp.gp.exact import ExactGP
 from paragp.gp.kernels import lengthscales
 from paragp.gp.linalg import JITTER
+from paragp.gp.methods import METHODS
 from paragp.gp.model import ParametricGP
 from paragp.predictive import PredictiveDistribution, check_level
 from paragp.shape import Shape
@@ -36,6 +37,16 @@ class Fitted:
     _ready: dict[torch.dtype, tuple[Any, Any]] = field(
         default_factory=dict, repr=False
     )  # model and factor by precision
+
+    @property
+    def label(self) -> str:
+        """The method's name as people write it."""
+        return {"exact": "Exact GP", "fitc": "FITC"}.get(self.method) or METHODS[self.method].label
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether it predicts from its training rows, or from points that the method leaves close to them."""
+        return self.method == "exact" or (self.method == "fitc" and bool(self.summary.get("points_near_rows")))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ready": {}}

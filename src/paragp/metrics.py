@@ -30,7 +30,7 @@ def rmse(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None =
 
 
 def mae(dist: PredictiveDistribution, y: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Mean absolute error of the predictive mean (which is the median, too)."""
+    """Mean absolute error of the predictive mean."""
     return _mean(np.abs(dist.targets(y) - dist.mean), weights)
 
 

@@ -25,7 +25,7 @@ def paragp(*words):
         (["run", "--splits", "0,x"], "Splits are whole numbers from 0"),
         (["run", "--betas", "0,x"], "Values of beta_reg are numbers from 0"),
         (["run", "--betas", "-1"], "Values of beta_reg are numbers from 0"),
-        (["run", "--methods", "exact", "--betas", "1"], "That leaves nothing to run."),
+        (["run", "--methods", "exact", "--betas", "1"], "There is no beta_reg in exact"),
         (["run", "--shard", "3/2"], "A shard is i/k with i from 1 to k"),
         (["run", "--datasets", "nowhere"], "There is no data set 'nowhere'. Known: pol, elevators"),
         (["run", "--methods", "exact", "--splits", "7"], "That leaves nothing to run."),

@@ -268,6 +268,9 @@ def test_a_network_has_no_relevance_and_a_full_batch_no_history(tmp_path):
     assert "their relevance is not known" in page.words
     page = made(quick(method="fitc", max_epochs=2).fit(X, y), X, y, tmp_path / "fitc.html")
     assert "No history of the epochs is known" in page.words
+    assert "--keep-rows" not in page.words
+    near = made(quick(method="fitc", n_inducing=60).fit(X, y), X, y, tmp_path / "near.html")
+    assert " --keep-rows" in near.words  # without it nothing would be saved
     page = made(
         quick(kernel=LinearKernel(), max_epochs=1).fit(X[["size"]].fillna(0), y),
         X[["size"]].fillna(0),

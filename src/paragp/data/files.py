@@ -17,7 +17,7 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from paragp.atomic import writing
-from paragp.data.tables import Column
+from paragp.data.tables import Column, some
 
 BATCH_ROWS = 50_000
 KINDS = {
@@ -162,11 +162,6 @@ def writing_table(path: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
                     writer.close()
         if writer is None:
             raise ValueError(f"There were no rows to write to {path}.")
-
-
-def some(names: Sequence[str], most: int) -> str:
-    """The first of some names, for a message."""
-    return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # --- CSV ---

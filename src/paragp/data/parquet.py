@@ -16,8 +16,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from paragp.data.files import check_columns, check_distinct, column_names_of, read_batches, some, without_index
-from paragp.data.tables import Column
+from paragp.data.files import check_columns, check_distinct, column_names_of, read_batches, without_index
+from paragp.data.tables import Column, some
 
 READ_BYTES = 4 * 2**20  # of rows that are decoded at once
 FEWEST_READ, MOST_READ = 500, 50_000  # rows

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paragp.data.files import check_columns, some
+from paragp.data.files import check_columns
 from paragp.data.parquet import Piece, Source, read_ahead
 from paragp.data.rows import Data, bounds
-from paragp.data.tables import Array, Column, ColumnSurvey, Target, encode
+from paragp.data.tables import Array, Column, ColumnSurvey, Target, encode, some
 
 BUFFER = 128 * 2**20  # bytes of encoded rows among which a batch is drawn
 FEWEST_BATCHES = 4  # that the buffer holds in any case

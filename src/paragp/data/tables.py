@@ -217,7 +217,7 @@ def _categorical_columns(X: Any, names: list[str], categorical: Any) -> list[boo
         return [name in wanted.tolist() for name in names]
     raise ValueError(
         'categorical_features must be "from_dtype", None, or a list of column names, of positions, or of one bool per '
-        f"column; got {categorical!r} for the columns {_some(names)}."
+        f"column; got {categorical!r} for the columns {some(names)}."
     )
 
 
@@ -469,8 +469,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # --- as JSON ---

@@ -25,7 +25,7 @@ from paragp.gp.objectives import (
 # The paper's validation grids. The first value is what a single fit without a search takes.
 VI_BETA = (1.0, 0.5, 0.3, 0.1)
 PP_BETA = (0.05, 0.01, 0.2, 1.0)
-RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)  # assumed
+WEIGHTS = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the prior of two stages' mean; assumed
 LEAST_NOISE = 1e-10  # where it is fitted to residuals: a deviation of 1e-5 in standardised units
 GAMMAS = (1.03, 1.01, 1.05, 1.07)
 BB: dict[str, Any] = {"beta": VI_BETA, "bb_alpha": (0.5, 0.1, 0.9)}  # powers assumed: the paper has none
@@ -82,8 +82,7 @@ class Method:
             family = NeuralMean(mean, Z, self.covariance)
         else:
             raise ValueError(
-                f"{self.label} with a network's mean: only the decoupled family (PPGPR-MFD) takes one, and one set "
-                "of points Z."
+                f"{self.label} with a network's mean: only PPGPR-MFD and PPGPR-γ take one, and one set of points Z."
             )
         made = make_kernel(kernel, Z.shape[1])
         if self.stages:
@@ -122,7 +121,7 @@ BEYOND: dict[str, Method] = {
     "ppgpr-mfd-2k":  Method("PPGPR-MFD-2K",  TwoKernels,            Diagonal,  ppgpr,       beta=PP_BETA),
     "ppgpr-chol-2k": Method("PPGPR-Chol-2K", TwoKernels,            Dense,     ppgpr,       beta=PP_BETA),
     "ppgpr-log":     Method("PPGPR-log",     TwoKernels,            LogLinear, ppgpr,       beta=PP_BETA),
-    "two-stage":     Method("Two-stage",     TwoKernels,            LogPower,  ppgpr,       beta=RIDGES, stages=True),
+    "two-stage":     Method("Two-stage",     TwoKernels,            LogPower,  ppgpr,       beta=WEIGHTS, stages=True),
     "ppgpr-gamma":   Method("PPGPR-γ",       Decoupled,             Diagonal,  ppgpr_gamma, beta=PP_BETA, gamma=GAMMAS),
     "bb-alpha":      Method("BB-α",          Coupled,               Dense,     bb_alpha,    **BB),
     "bb-alpha-u":    Method("BB-α, q(u)",    Coupled,               Dense,     bb_alpha_u,  **BB),

@@ -28,8 +28,8 @@ CHUNK = 2000  # rows predicted at once: what is allocated does not grow with the
 class ParametricGP(nn.Module):
     """A Gaussian process regressor with parametric predictive distributions (Eqn preddist2).
 
-    `model(x)` gives the moments of the latent function at x (b, d) and the regulariser: all that Algorithm 1
-    needs. `predict(x)` gives the distribution of y. `features` is any module that maps x to the kernel's
+    `model(x)` gives the moments of the latent function at x (b, d) and the regulariser: what Algorithm 1 is
+    about. `predict(x)` gives the distribution of y. `features` is any module that maps x to the kernel's
     inputs; the inducing points live there.
 
     >>> from paragp.gp.methods import METHODS

@@ -58,7 +58,9 @@ def run(
         names = _words(methods, (*PAPER, *BASELINES), "method", (*METHODS, *BASELINES))
         tables = _words(datasets, chosen.datasets, "data set", (*DATASETS, *chosen.datasets))
         if held is not None:
-            names = tuple(name for name in names if name in METHODS)
+            asked, names = names, tuple(name for name in names if name in METHODS)
+            if not names:
+                raise ValueError(f"There is no beta_reg in {' and '.join(asked)}. Leave --betas out.")
         specs = chosen.specs(profile, tables, names, wanted, held)
     specs = protocol.sharded(specs, shard)
     if not specs:

@@ -18,7 +18,6 @@ from scipy.stats import kstest
 
 from paragp.fitted import Fitted
 from paragp.gp.kernels import KERNELS
-from paragp.gp.methods import METHODS
 from paragp.metrics import METRICS
 from paragp.predictive import PredictiveDistribution
 from paragp.report import charts
@@ -92,7 +91,7 @@ def render(fitted: Fitted, facts: Facts, target: str, commands: Sequence[str]) -
         script=script,
         policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
-        method=_label(fitted.method),
+        method=fitted.label,
         shape=None if fitted.shape.is_normal else str(fitted.shape),
         parts=PARTS,
         target=target,
@@ -453,7 +452,7 @@ def commands(fitted: Fitted, target: str, model: str, data: str) -> list[str]:
         value = parameters.get(name)
         if value is not None and value != "auto" and _sound(is_sound, value):
             words += [option, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
-    words += ["--keep-rows"] if fitted.method == "exact" else []
+    words += ["--keep-rows"] if fitted.holds_rows else []
     check = ["paragp", "evaluate", model, data, "--target", target]
     again = ["paragp", "report", model, data, "--target", target, "--out", "report.html"]
     return [" ".join(shlex.quote(shown(word)) for word in line) for line in (words, check, again)]
@@ -472,7 +471,3 @@ def _is_whole(value: Any) -> bool:
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_whole, value))
-
-
-def _label(method: str) -> str:
-    return {"exact": "Exact GP", "fitc": "FITC"}.get(method) or METHODS[method].label

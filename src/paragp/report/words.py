@@ -6,7 +6,6 @@ from typing import Any
 
 FULL = 200  # characters of a name that are kept at all
 LABEL = 18  # beside a bar
-CELL = 32  # in a table
 
 
 def number(value: float | None, digits: int = 4) -> str:

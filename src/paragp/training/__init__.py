@@ -1,1 +1,3 @@
-"""Algorithm 1 of the paper and what it needs: `loop` trains, `inducing` finds starting points."""
+"""Algorithm 1 of the paper and what it needs: `loop` trains by `step`s, `inducing` finds starting
+points; `train` follows a `recipe` from a `start` through both, `stages` is the default's way without steps.
+"""

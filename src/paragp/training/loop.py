@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper: one loop for every method. It knows no family and no method.
 
-`fit` takes a model (`model(x)` gives moments and regulariser), an objective (per-datum terms), data and a
+`fit` takes a model (which gives moments and a regulariser), an objective (per-datum terms), data and a
 config. Randomness comes from the generator passed in; nothing global is read or set.
 """
 

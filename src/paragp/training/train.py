@@ -11,6 +11,8 @@
     search   the values beside it go on from the best state so far for a few epochs at a low rate, away from the first
              one for as long as that helps: a better NLL that costs no CRPS
     choose   the state with the best validation NLL, or the start where no state is clearly better
+
+The default takes no steps: after the start, `training.stages` solves for its mean and fits its noise.
 """
 
 import copy
