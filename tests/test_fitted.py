@@ -1,8 +1,13 @@
 """A fitted model on its own: blocks of rows, precisions, and how much each input matters."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
+from gpytorch.kernels import PeriodicKernel, ScaleKernel
+from torch import nn
 
 from paragp.data.tables import Column, Target
 from paragp.fitted import PRECISE_ROWS, Fitted
@@ -58,3 +63,28 @@ def test_tails_reach_the_predictions_of_all_blocks(rows):
     assert dist.dof == model.shape.dof == pytest.approx(5, rel=1e-6)
     np.testing.assert_array_equal(dist.var, normal.var)
     assert (model.interval(X, 0.999)[:, 1] > normal.interval(0.999)[:, 1]).all()
+
+
+@pytest.fixture
+def restore_interval():
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_that_predict_at_once_predict_alike(restore_interval):
+    """A kernel without a path of its own, and features that do something else while they are trained."""
+    features = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5))
+    kernel = ScaleKernel(PeriodicKernel())
+    model = METHODS["svgp"].model(kernel, torch.linspace(-1, 1, 48).reshape(6, 8), features=features)
+    with torch.no_grad():
+        model.family.m.copy_(torch.linspace(-1, 1, 6))
+    shared = Fitted("svgp", model, tuple(numeric("a")), Target("y", 0.0, 1.0), {})
+    X = np.linspace(-2, 2, 200)[:, None]
+    alone = shared.predict(X)
+    sys.setswitchinterval(1e-6)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: shared.predict(X), range(64)))
+    for dist in found:
+        np.testing.assert_array_equal(dist.mean, alone.mean)
+        np.testing.assert_array_equal(dist.var, alone.var)

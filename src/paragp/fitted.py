@@ -38,6 +38,9 @@ class Fitted:
         default_factory=dict, repr=False
     )  # model and factor by precision
 
+    def __post_init__(self) -> None:
+        self.model.eval()  # for good: threads that predict at once share it
+
     @property
     def label(self) -> str:
         """The method's name as people write it."""

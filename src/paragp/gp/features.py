@@ -85,12 +85,14 @@ def sizes_of(features: nn.Module) -> list[int] | None:
 @contextmanager
 def evaluating(features: nn.Module) -> Iterator[None]:
     """The module as it is at prediction, for a while: no dropout, running statistics."""
-    was_training = features.training
+    if not features.training:  # nothing to change, and to change back while another thread predicts
+        yield
+        return
     features.eval()
     try:
         yield
     finally:
-        features.train(was_training)
+        features.train()
 
 
 @torch.no_grad()

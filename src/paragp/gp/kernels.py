@@ -157,7 +157,7 @@ def _in_float64(kernel: Kernel, evaluate: Callable[..., Tensor], *inputs: Tensor
     class Evaluation(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.kernel = kernel
+            self.kernel = copy.deepcopy(kernel)  # its parameters are swapped, which other threads must not see
 
         def forward(self, *wide: Tensor) -> Tensor:
             return evaluate(self.kernel, *wide)
