@@ -467,6 +467,16 @@ def test_a_stream_is_checked_as_a_table_is(tmp_path):
         regressor(max_epochs=1).fit_stream(write(tmp_path / "same", rows.assign(y=7.0), files=1), "y", drop=["w"])
 
 
+def test_rows_of_no_weight_neither_start_nor_validate(tmp_path):
+    rows = frame()
+    folder = write(tmp_path / "rows", rows.assign(w=(rows["row"] == 17).astype(float)))
+    with pytest.raises(ValueError, match="None of 300 rows .*, drawn at random, has a weight 'w' above zero"):
+        opened(folder)
+    first = opened(write(tmp_path / "all", rows))
+    held_out = np.isin(np.arange(N), first.found.held_out)
+    assert opened(write(tmp_path / "some", rows.assign(w=1.0 * ~held_out))).found.validation is None
+
+
 def test_what_a_stream_cannot_do_is_said(tmp_path):
     folder = write(tmp_path / "rows", frame())
     with pytest.raises(ValueError, match="method='exact' needs all rows at once"):
