@@ -1,5 +1,6 @@
 """The closed-form solves end where the objective's gradient vanishes, over the whole registry."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -167,3 +168,15 @@ def test_a_mean_that_leaves_more_or_less_than_asked_leaves_the_variance_alone():
     assert solve_variance(model, data, beta=0.3, within=(1.01 * error, 9.0)) is None
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert solve_variance(model, data, beta=0.3, within=(0.99 * error, 1.01 * error)) is not None
+
+
+@pytest.mark.parametrize("name", DIAGONAL)
+def test_without_a_regulariser_the_solved_variance_stays_finite(name):
+    """Where all errors are far from the points, no direction of S' has a use."""
+    model, data = random_model(name), random_data(40)
+    data.x[0] = 1e4
+    y = torch.from_numpy(model.predict(data.x).mean)
+    y[0] += 5
+    assert np.isfinite(solve_variance(model, data._replace(y=y), beta=0.0))
+    assert bool((model.family.S.s > 0).all())
+    assert np.isfinite(float(model.family.kl(model.factorise()).detach()))

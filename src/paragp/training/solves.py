@@ -30,6 +30,7 @@ from paragp.training.distributed import ALONE, Group
 CHUNK = 2000  # rows taken together
 SMALLEST_RESIDUAL = 1e-3  # in standardised units: below, a residual is too small to tell the curvature by
 VARIANCE_STEPS, SHARE_AT_START = 30, 0.5  # of the residuals' mean square, that noise and S' have each
+LEAST_S2 = 1e-12  # without a regulariser nothing else keeps it from zero, where log det S' ends
 RIDGES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)  # of H's diagonal, in turn: float32 sums may leave H without a factor
 
 
@@ -127,7 +128,8 @@ def solve_variance(
     for _ in range(VARIANCE_STEPS):
         v = noise + ktilde + s2 @ A2
         more, less = weights * square / v.square(), weights / v
-        s2 *= (A2 @ more + beta / s2) / (A2 @ less + beta)
+        s2 *= (A2 @ more + beta / s2) / (A2 @ less + beta).clamp_min(LEAST_S2)
+        s2.clamp_min_(LEAST_S2)
         noise = max(noise * float(more.sum() / less.sum()), 2 * NOISE_FLOOR)
     S.s.copy_(s2.sqrt())
     model.likelihood.start(noise)

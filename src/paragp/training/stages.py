@@ -457,7 +457,8 @@ class Validation:
         at, before = head.at, self._log_densities(head)
         objective = change()
         gain = self._log_densities(head) - before - fitted / self.rows.total
-        clearly = torch.tensor(float(in_errors(gain, self.rows) > CLEARLY_LIKELIER))
+        enough = self.rows.total > fitted + 1  # for a spread of what is gained
+        clearly = torch.tensor(float(enough and in_errors(gain, self.rows) > CLEARLY_LIKELIER))
         self.group.agree([clearly])
         if bool(clearly):
             self.score(head, objective, keep=True)

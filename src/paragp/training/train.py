@@ -137,7 +137,7 @@ def train(
     coefficients = model.family.mean_parameters
     fresh = start is None or (bool(coefficients) and not any(bool(part.any()) for part in coefficients))
     best = Best(model, validation, settings.patience if settings.stops else None, on_epoch, group)
-    (first,), *rows = trials(settings, round(data.total), validation is not None)
+    (first,), *rows = trials(settings, max(round(data.total), 1), validation is not None)
 
     log = _Log(model, best, checkpoint)
 
