@@ -48,6 +48,8 @@ def test_lite_searches_within_a_run():
     specs = grid("lite")
     assert all(spec.beta is None and spec.recipe == "auto" and spec.epochs is None for spec in specs)
     assert len(specs) == 5 * 2 * 11
+    (large,) = PROFILES["lite"].specs("lite", ["houseelectric"], ["svgp"], [0])
+    assert (large.batch_size, large.epochs) == (10_000, 10)  # as few as the recipe takes of any table
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", ""])

@@ -65,6 +65,7 @@ class Profile:
     M: int
     recipe: str
     epochs: int | None = None
+    large_epochs: int | None = None  # of sets with batches of 10,000 rows, if not as many as of the others
     baseline_steps: int | None = None  # of the baselines' own training, if not what they take by default
     every_value: bool = False  # a run for each value of a method's grid, as in the paper; else one that searches
 
@@ -93,8 +94,10 @@ class Profile:
         """Batch size and epochs."""
         if method in BASELINES:
             return None, self.baseline_steps
-        epochs = 200 if dataset == "houseelectric" and self.epochs == 400 else self.epochs
-        return 10_000 if dataset in LARGE else None, epochs
+        if dataset not in LARGE:
+            return None, self.epochs
+        epochs = 200 if dataset == "houseelectric" and self.epochs == 400 else self.large_epochs or self.epochs
+        return 10_000, epochs
 
     def values(self, method: str) -> list[tuple[float | None, float | None]]:
         """Of beta_reg and gamma, one run each; None is searched within a run."""
@@ -106,7 +109,7 @@ class Profile:
 
 PROFILES = {
     "smoke": Profile(("diabetes",), splits=2, exact_splits=2, M=20, recipe="auto", epochs=5, baseline_steps=5),
-    "lite": Profile(SMALLER, splits=2, exact_splits=2, M=1000, recipe="auto"),
+    "lite": Profile(SMALLER, splits=2, exact_splits=2, M=1000, recipe="auto", large_epochs=10),
     "full": Profile(tuple(DATASETS), splits=10, exact_splits=3, M=1000, recipe="adam", epochs=400, every_value=True),
 }
 
