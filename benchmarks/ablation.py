@@ -1,6 +1,6 @@
 """What each part of `two-stage` brings: the parts taken away, or put on, one at a time; test scores of split 0.
 
-    PARAGP_DATA=... python benchmarks/ablation.py --datasets pol,bike --json
+    PARAGP_DATA=... python benchmarks/ablation.py --datasets pol,bike --plot docs/ablation.png --json
 
 The protocol is that of quality.py. Of the mean: fewer points, or one kernel in place of five to choose from. Of the
 noise, with the mean as it is: one level for all rows; noise by the row, fitted to the residuals of rows that the mean
@@ -37,10 +37,11 @@ from paragp.training.start import new_model
 
 FOLDER = pathlib.Path(__file__).parent / "results" / "ablation"
 DEFAULT = Settings(METHODS["two-stage"])
+WHOLE = "the default's mean"
 MEANS = {
     "1000 points": replace(DEFAULT, n_inducing_variance=1000),
     "Matérn 5/2 alone": replace(DEFAULT, kernel="matern52"),
-    "the default's mean": DEFAULT,
+    WHOLE: DEFAULT,
 }
 
 
@@ -110,10 +111,35 @@ def ablation(name: str) -> dict[str, dict]:
     return found
 
 
+def draw(results: dict[str, dict[str, dict]], file: str) -> None:
+    """How far each row is from the default's, a panel per score and a colour per set."""
+    from matplotlib import pyplot as plt
+
+    labels = [label for label in next(iter(results.values())) if label != WHOLE]
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3), sharey=True, constrained_layout=True)
+    for axis, metric in zip(axes, ("nll", "rmse", "crps"), strict=True):
+        for i, (name, rows) in enumerate(results.items()):
+            whole = rows[WHOLE][metric]
+            far = [
+                rows[label][metric] - whole if metric == "nll" else 100 * (rows[label][metric] / whole - 1)
+                for label in labels
+            ]
+            height = [place + 0.1 * (i - (len(results) - 1) / 2) for place in range(len(labels))]
+            axis.plot(far, height, "o", markersize=4, label=name)
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set(xscale="symlog" if metric != "nll" else "linear", yticks=range(len(labels)), yticklabels=labels)
+        axis.set_xlabel(f"{metric.upper()}, {'nats' if metric == 'nll' else '%'} above the default's", fontsize=9)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].invert_yaxis()
+    axes[0].legend(fontsize=7)
+    figure.savefig(file, dpi=150)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default=",".join(SMALLER))
     parser.add_argument("--folder", default=str(FOLDER), help="where the rows are kept")
+    parser.add_argument("--plot", help="a picture of what the parts bring")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
     results = {}
@@ -127,6 +153,8 @@ def main() -> None:
         for label, row in results[name].items():
             shown = "   ".join(f"{key.upper()} {row[key]:8.4f}" for key in ("nll", "rmse", "crps"))
             print(f"{name:<13} {label:<32} {shown}   {row['seconds']:6.1f} s", flush=True)
+    if options.plot:
+        draw(results, options.plot)
     if options.json:
         print(json.dumps(results))
 
