@@ -13,6 +13,7 @@ from pathlib import Path
 from gpytorch_curve import by_seconds, ours_by_seconds, place
 from quality import reached
 from scale import step_seconds
+from small import CONSTANT, DEFAULT, MADE, OTHERS, PUBLIC, verdict
 
 from paragp.gp.methods import METHODS, PAPER
 from paragp.metrics import COVERAGE_LEVELS
@@ -188,6 +189,51 @@ def ablation_table() -> str:
             scores = [f"{row['nll']:.3f}", f"{row['rmse']:.4f}", f"{row['crps']:.4f}"]
             lines.append([name, label, *scores, f"{row['seconds']:.0f}"])
     return markdown(["data set, split 0", "with", "NLL", "RMSE", "CRPS", "seconds"], lines, words=2)
+
+
+VARIANTS = {  # of each method of the paper, as their files are named: a method, and a setting where one is held
+    "svgp": ("bb-alpha",),
+    "vfitc": ("od-vfitc", "bb-alpha-u"),
+    "ppgpr-chol": ("ppgpr-chol-2k",),
+    "ppgpr-mfd": ("ppgpr-mfd renyi=0.5", "ppgpr-mfd renyi=2.0", "ppgpr-mfd-2k", "ppgpr-gamma", "ppgpr-log"),
+}
+
+
+def variants_table(sets: tuple[str, ...] = ("pol", "elevators", "bike"), split: int = 0) -> str:
+    """The variants that the paper names, each below the method that it is one of; one split."""
+    runs = quality_runs()
+
+    def line(label: str, name: str) -> list[str]:
+        method, _, setting = name.partition(" ")
+        cells = []
+        for dataset in sets:
+            file = RESULTS / "quality" / f"{dataset}-{method}-{split}-{setting}.json"
+            found = [run for run in runs.get((dataset, method), []) if run["split"] == split]
+            if setting:
+                found = [json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
+            cells += [
+                f"{found[0][metric]:.{digits}f}" if found else "-" for metric, digits in (("nll", 3), ("rmse", 4))
+            ]
+        return [label.format(f"`{method}`" + (f", {setting}" if setting else "")), *cells]
+
+    lines = []
+    for method, variants in VARIANTS.items():
+        lines += [line("{}", method), *(line("its variant {}", variant) for variant in variants)]
+    columns = [f"{dataset}: {metric}" for dataset in sets for metric in ("NLL", "RMSE")]
+    return markdown([f"split {split}", *columns], lines)
+
+
+def small_table() -> str:
+    """NLL on the small tables, means over splits, and by how much the default is above the others."""
+    lines = []
+    for name in (*PUBLIC, "diabetes", "tamielectric", *MADE):
+        row = verdict(RESULTS / "small", name)
+        if row is not None:
+            scores = [f"{row['means'][method]['nll']:.3f}" for method in (DEFAULT, *OTHERS, CONSTANT)]
+            gaps = [f"{gap:+.3f} ± {error:.3f}" for gap, error in row["gaps"].values()]
+            lines.append([name, str(row["splits"]), *scores, gaps[0], f"`{row['better']}`", gaps[1]])
+    columns = ["table", "splits", "the default", *(f"`{method}`" for method in OTHERS), "constant normal"]
+    return markdown([*columns, "the default above the better", "which is", "above the constant"], lines)
 
 
 def tradeoff_runs(name: str, method: str, split: int) -> list[tuple[str, dict]]:

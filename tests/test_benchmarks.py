@@ -71,9 +71,10 @@ def test_quality_keeps_its_contract(small_table):
 
 
 def test_ablation_keeps_its_contract(small_table):
-    words = f"--datasets small --folder {small_table} --json".split()
+    words = f"--datasets small --folder {small_table} --plot {small_table / 'ablation.png'} --json".split()
     rows = run("ablation.py", *words)["small"]
     assert len(rows) == 7
+    assert (small_table / "ablation.png").read_bytes().startswith(b"\x89PNG")
     assert all({"nll", "rmse", "crps", "coverage_90", "seconds"} <= set(row) for row in rows.values())
     whole, level = rows["the default's mean"], rows["one level of noise"]
     assert whole["rmse"] == level["rmse"]

@@ -470,7 +470,7 @@ def test_a_stream_is_checked_as_a_table_is(tmp_path):
 def test_rows_of_no_weight_neither_start_nor_validate(tmp_path):
     rows = frame()
     folder = write(tmp_path / "rows", rows.assign(w=(rows["row"] == 17).astype(float)))
-    with pytest.raises(ValueError, match="None of 300 rows .*, drawn at random, has a weight 'w' above zero"):
+    with pytest.raises(ValueError, match=r"None of 300 rows .*, drawn at random, has a weight 'w' above zero"):
         opened(folder)
     first = opened(write(tmp_path / "all", rows))
     held_out = np.isin(np.arange(N), first.found.held_out)

@@ -95,6 +95,13 @@ def test_what_is_done_is_not_done_again_and_a_failure_keeps_nothing_else(tmp_pat
     assert [run["spec"]["method"] for run in protocol.read(tmp_path)] == ["exact", "map"]
 
 
+def test_seconds_say_what_was_loaded_before_python(monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "/somewhere/yes.so /elsewhere/malloc.so")
+    assert protocol.machine()["preloaded"] == ["yes.so", "malloc.so"]
+    monkeypatch.delenv("LD_PRELOAD")
+    assert protocol.machine()["preloaded"] == []
+
+
 def test_a_file_of_another_spec_is_not_taken_for_done(tmp_path):
     run(SPECS[:1], tmp_path, lambda *_: {"scores": {}, "valid": {}})
     assert missing(SPECS[:1], tmp_path) == []

@@ -141,8 +141,8 @@ def survey(
     assert start is not None
     if start.weights is not None and not start.weights.any():
         raise ValueError(
-            f"None of {start.size} rows of {source.place}, drawn at random, has a weight {wanted.weights!r} above zero. "
-            "Leave rows of no weight out."
+            f"None of {start.size} rows of {source.place}, drawn at random, has a weight {wanted.weights!r} above "
+            "zero. Leave rows of no weight out."
         )
     if validation is not None and validation.weights is not None and not validation.weights.any():
         validation = None

@@ -217,7 +217,7 @@ def timing(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What seconds depend on."""
+    """What seconds depend on; `preloaded` may have changed what MKL takes this processor for (docs/speed.md)."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -225,6 +225,7 @@ def machine() -> dict[str, Any]:
         "processor": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "preloaded": [Path(file).name for file in os.environ.get("LD_PRELOAD", "").split()],
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in ("paragp", "torch", "gpytorch", "numpy")},
     }
