@@ -411,5 +411,5 @@ def test_only_the_decoupled_family_takes_a_network_for_the_mean():
     for name, method in METHODS.items():
         assert method.takes_mean == (name in ("ppgpr-mfd", "ppgpr-gamma"))
         if not method.takes_mean:
-            with pytest.raises(ValueError, match=r"only the decoupled family \(PPGPR-MFD\) takes one"):
+            with pytest.raises(ValueError, match="these take one, and one set of points Z: PPGPR-MFD, PPGPR-γ"):
                 method.model("rbf", randn(4, 2), mean=torch.nn.Linear(2, 1))

@@ -81,9 +81,8 @@ class Method:
         elif self.takes_mean and Z_variance is None:
             family = NeuralMean(mean, Z, self.covariance)
         else:
-            raise ValueError(
-                f"{self.label} with a network's mean: only PPGPR-MFD and PPGPR-γ take one, and one set of points Z."
-            )
+            takers = ", ".join(row.label for row in METHODS.values() if row.takes_mean)
+            raise ValueError(f"{self.label} with a network's mean: these take one, and one set of points Z: {takers}.")
         made = make_kernel(kernel, Z.shape[1])
         if self.stages:
             options.setdefault("noise_floor", LEAST_NOISE)
