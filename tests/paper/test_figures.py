@@ -35,6 +35,8 @@ def test_dots_are_means_over_splits_beside_the_papers():
     hollow = [line.get_ydata()[0] for line in panels[0].lines if line.get_markerfacecolor() == "none"]
     assert hollow[-1] == -1.09  # PPGPR-MFD on pol in the paper
     assert [label.get_text() for label in panels[0].get_xticklabels()] == [LABELS[method] for method in COMPARED]
+    assert drawn.get_supylabel() == "NLL (hollow: the paper's)"
+    assert scores(Results(RUNS), COMPARED, "noise_fraction").get_supylabel() == "noise share of the variance"
 
 
 def test_robustness_is_told_by_beta():
