@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from paragp.gp import linalg
 from paragp.gp.families import Coupled
 from paragp.gp.kernels import make_kernel
 from paragp.gp.linalg import (
@@ -14,12 +13,8 @@ from paragp.gp.linalg import (
     dense_form,
     dense_moments,
     inverse_cholesky,
-    lower_matmul,
-    lower_of_product,
-    lower_transposed_matmul,
     moments,
     rooted_moments,
-    triangular_inverse,
     unwhiten,
     unwhitened_weights,
     whiten,
@@ -198,19 +193,6 @@ def test_moments_of_a_prediction_equal_those_of_training():
         rooted_moments(W, L, K_Mb, k_diag, w=m), dense_moments(W, dense_form(W, L), K_Mb, k_diag, w=m), strict=True
     ):
         torch.testing.assert_close(ours, expected)
-
-
-@pytest.mark.parametrize("M", [1, 2, 3, 5, 130, 257])
-def test_triangular_products_and_inverse(M, monkeypatch):
-    L, X = randn(M, M).tril() / M + torch.eye(M, dtype=float64), randn(M, 6, seed=1)
-    torch.testing.assert_close(lower_matmul(L, X), L @ X)
-    torch.testing.assert_close(lower_matmul(L, L, lower=True), L @ L)
-    torch.testing.assert_close(lower_transposed_matmul(L, X), L.T @ X)
-    torch.testing.assert_close(lower_of_product(X, X.T), (X @ X.T).tril())
-    torch.testing.assert_close(lower_of_product(L, L.T, triangular=True), (L @ L.T).tril())
-    torch.testing.assert_close(triangular_inverse(L) @ L, torch.eye(M, dtype=float64))
-    monkeypatch.setattr(linalg, "LARGE", 0)
-    torch.testing.assert_close(triangular_inverse(L) @ L, torch.eye(M, dtype=float64))
 
 
 def ill_conditioned_points(M=300, d=3):

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from paragp.gp.covariances import Covariance
 from paragp.gp.kernels import covariance, covariance_matvec, kernel_name, prior_variance
-from paragp.gp.linalg import JITTER, inverse_cholesky, lower_matmul, unwhiten, unwhitened_weights, whiten
+from paragp.gp.linalg import JITTER, inverse_cholesky, unwhiten, unwhitened_weights, whiten
 from paragp.gp.moments import Moments
+from paragp.gp.products import lower_matmul
 
 
 class MeanBasis(NamedTuple):

@@ -26,6 +26,8 @@ from gpytorch.kernels import (
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from paragp.gp.products import product
+
 COINCIDENT = 1e-5  # distance in lengthscales below which Matérn 1/2 has no gradient: its slope would be all rounding
 BLOCK_ENTRIES = 500_000  # of a kernel matrix, evaluated together: they stay in the processor's cache
 ROUNDING = 4e-6  # error of a squared distance, in squared lengthscales, above which it is computed in float64
@@ -313,7 +315,7 @@ def _distance_factors(x: Tensor, z: Tensor, profile: Profile) -> tuple[Tensor, T
 
 
 def _squared_distances(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    return (left @ right).to(dtype).clamp_(min=0)
+    return product(left, right).to(dtype).clamp_(min=0)
 
 
 def _row_blocks(n: int, m: int) -> list[slice]:
@@ -356,7 +358,7 @@ class _Stationary(torch.autograd.Function):
         E_z, E_x, g_log_scale = torch.empty_like(x_one), torch.zeros_like(z_one), torch.zeros_like(g[0, 0])
         for rows in _row_blocks(*g.shape):
             E = g[rows] * steep[rows]
-            torch.mm(E, z_one, out=E_z[rows])
+            product(E, z_one, out=E_z[rows])
             E_x.addmm_(E.T, x_one[rows])
             g_log_scale += torch.dot(g[rows].reshape(-1), k[rows].reshape(-1))
         g_exponent = None if exponent is None else (g * _by_exponent(k, log_scale, exponent)).sum()
@@ -388,7 +390,7 @@ class _StationaryMatvec(torch.autograd.Function):
         x, z, log_scale, exponent, alpha, k, steep, out = ctx.saved_tensors
         g_x = None
         if ctx.needs_input_grad[0]:
-            g_x = 2 * ctx.slope * _moved(x, g[:, None] * (steep @ (alpha[:, None] * _with_ones(z))))
+            g_x = 2 * ctx.slope * _moved(x, g[:, None] * product(steep, alpha[:, None] * _with_ones(z)))
         g_z = 2 * ctx.slope * _moved(z, alpha[:, None] * (steep.T @ (g[:, None] * _with_ones(x))))
         g_exponent = None if exponent is None else g @ (_by_exponent(k, log_scale, exponent) @ alpha)
         return g_x, g_z, g @ out, g_exponent, g @ k, None

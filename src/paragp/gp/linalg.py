@@ -2,13 +2,22 @@
 
 import math
 import warnings
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paragp.gp.moments import Moments
+from paragp.gp.products import (
+    Phi_of_product,
+    blocks,
+    column_sums,
+    lower_matmul,
+    lower_of_product,
+    lower_transposed_matmul,
+    product,
+    triangular_inverse,
+)
 
 # Jitter is relative to the kernel's scale (the mean of the diagonal) and goes on K_MM alone: on the data's
 # diagonal it would inflate small predictive variances.
@@ -286,7 +295,7 @@ class _Moments(torch.autograd.Function):
             g_A = (left @ (-2 * right)).mul_(A)
             P = Phi_of_product(g_A, A.T) if needs_W else None
             g_K = _add_outer(lower_transposed_matmul(W, g_A), w, g_mean) if needs_K else None
-        g_s = 2 * s * torch.cat([A[start:end].square() @ g_svar for start, end in _blocks(len(A))]) if needs_s else None
+        g_s = 2 * s * torch.cat([A[start:end].square() @ g_svar for start, end in blocks(len(A))]) if needs_s else None
         return P, g_K, g_ktilde, K @ g_mean if needs_w else None, g_s
 
 
@@ -330,7 +339,7 @@ class _DenseMoments(torch.autograd.Function):
         ctx: Any, W: Tensor, E: Tensor, K: Tensor, k: Tensor, w: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         A = lower_matmul(W, K)
-        Y = E @ A
+        Y = product(E, A)
         ones = torch.ones_like(W[:1])
         norm, form = column_sums(ones, A, A)[0], column_sums(ones, K, Y)[0]
         ctx.save_for_backward(W, K, A, Y, w)
@@ -374,74 +383,3 @@ def keep_freed_memory() -> None:
     elsewhere this does nothing.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
-
-
-# --- products by blocks of rows: what is known to be zero is not multiplied, what is used once stays in cache ---
-
-LARGE = 1000  # rows of a triangle, from which on its zeros are worth leaving out of products
-BLOCKS = 5
-
-
-def lower_matmul(L: Tensor, X: Tensor, *, lower: bool = False) -> Tensor:
-    """L X for a lower triangular L (M, M) and X (M, b); with `lower`, X (M, M) is lower triangular too."""
-    out = X.new_zeros(len(L), X.shape[1]) if lower else X.new_empty(len(L), X.shape[1])
-    for start, end in _blocks(len(L)):
-        columns = slice(end if lower else None)
-        torch.mm(L[start:end, :end], X[:end, columns], out=out[start:end, columns])
-    return out
-
-
-def lower_transposed_matmul(L: Tensor, X: Tensor) -> Tensor:
-    """L^T X for a lower triangular L (M, M) and X (M, b)."""
-    out = X.new_empty(len(L), X.shape[1])
-    for start, end in _blocks(len(L)):
-        torch.mm(L[start:, start:end].T, X[start:], out=out[start:end])
-    return out
-
-
-def lower_of_product(X: Tensor, Y: Tensor, *, scale: Tensor | None = None, triangular: bool = False) -> Tensor:
-    """The lower triangle of X diag(scale) Y for X (M, b) and Y (b, M), zero above; `triangular`: X is lower too."""
-    out = X.new_zeros(len(X), len(X))
-    for start, end in _blocks(len(X)):
-        inner = slice(end if triangular else None)
-        left = X[start:end, inner] if scale is None else X[start:end, inner] * scale[inner]
-        torch.mm(left, Y[inner, :end], out=out[start:end, :end])
-        out[start:end, start:end].tril_()
-    return out
-
-
-def Phi_of_product(X: Tensor, Y: Tensor) -> Tensor:
-    """Phi(X Y): the lower triangle with its diagonal halved."""
-    out = lower_of_product(X, Y)
-    out.diagonal().mul_(0.5)
-    return out
-
-
-def column_sums(U: Tensor, X: Tensor, Y: Tensor) -> Tensor:
-    """U (X * Y) with the product of entries, for U (r, M) and X, Y (M, b)."""
-    out = X.new_zeros(len(U), X.shape[1])
-    for start, end in _blocks(len(X)):
-        out.addmm_(U[:, start:end], X[start:end] * Y[start:end])
-    return out
-
-
-def triangular_inverse(L: Tensor, out: Tensor | None = None) -> Tensor:
-    """L^-1 for a lower triangular L, by halves: [[A, 0], [B, C]]^-1 = [[A^-1, 0], [-C^-1 B A^-1, C^-1]]."""
-    out = torch.zeros_like(L) if out is None else out
-    if len(L) <= 128:
-        eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
-        return out.copy_(torch.linalg.solve_triangular(L, eye, upper=False))
-    half = len(L) // 2
-    A_inverse = triangular_inverse(L[:half, :half], out[:half, :half])
-    C_inverse = triangular_inverse(L[half:, half:], out[half:, half:])
-    if half < LARGE:
-        torch.mm(C_inverse, L[half:, :half] @ A_inverse, out=out[half:, :half]).neg_()
-    else:  # half of either inverse is zero
-        product = lower_transposed_matmul(A_inverse, L[half:, :half].T).T
-        out[half:, :half] = lower_matmul(C_inverse, product).neg_()
-    return out
-
-
-def _blocks(M: int) -> list[tuple[int, int]]:
-    edges = [i * M // BLOCKS for i in range(BLOCKS + 1)]
-    return [(start, end) for start, end in pairwise(edges) if end > start]

@@ -21,10 +21,11 @@ from paragp.gp.covariances import Dense, Diagonal
 from paragp.gp.features import evaluating
 from paragp.gp.kernels import covariance as kernel_matrix
 from paragp.gp.kernels import prior_variance
-from paragp.gp.linalg import keep_freed_memory, lower_of_product, whiten
+from paragp.gp.linalg import keep_freed_memory, whiten
 from paragp.gp.model import NOISE_FLOOR, ParametricGP
 from paragp.gp.moments import Moments
 from paragp.gp.objectives import Objective
+from paragp.gp.products import lower_of_product
 from paragp.training.distributed import ALONE, Group
 
 CHUNK = 2000  # rows taken together

@@ -23,8 +23,9 @@ from torch import Tensor
 from paragp.data.rows import Data, Rows
 from paragp.gp.covariances import LARGEST_LOG, LARGEST_POWER, LogPower
 from paragp.gp.kernels import covariance, evened, prior_variance
-from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory, lower_of_product, whiten
+from paragp.gp.linalg import NotPositiveDefiniteError, keep_freed_memory, whiten
 from paragp.gp.model import PARTS, Noise, ParametricGP
+from paragp.gp.products import lower_of_product, product
 from paragp.predictive import Array, PredictiveDistribution
 from paragp.training.best import Best, Trial, in_errors, scored
 from paragp.training.distributed import ALONE, Group
@@ -232,11 +233,11 @@ class Ridge:
         total = torch.zeros(M, k).to(mean.m)
         parts = list(zip(self.kept, G.split(CHUNK), rows.y.split(CHUNK), strict=True))
         for (A, c), g, _ in parts:
-            total += A @ (c.sqrt()[:, None] * g)
+            total += product(A, c.sqrt()[:, None] * g)
         solved = torch.cholesky_solve(torch.cat([total.double(), G_points], 1), mean.root).to(mean.m)
         found = []
         for (A, c), g, y in parts:
-            of_rows, of_points = (c.sqrt()[:, None] * (A.T @ solved)).split(k, 1)
+            of_rows, of_points = (c.sqrt()[:, None] * product(A.T, solved)).split(k, 1)
             left = ((g - of_rows).square().sum(1) + of_points.square().sum(1)) / k
             found.append((y - mean.m @ A) / left.clamp_min(least))
         return math.sqrt((1 - 2 / k) * (1 - 4 / k)) * torch.cat(found)  # the mean square of 1 / left is too large
