@@ -380,8 +380,10 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "docs/speed.md": (growth_table, precision_table),
     "docs/intervals.md": (coverage_table, widths_table, groups_table),
     "docs/quality.md": (
-        quality_table, best_table, calibration_table, tradeoff_table, soonest_table, methods_table,
+        quality_table, best_table, calibration_table, tradeoff_table, ablation_table, soonest_table, methods_table,
+        small_table,
     ),
+    "docs/choosing.md": (variants_table,),
     "docs/scale.md": (processes_table, billion_table),
 }  # fmt: skip
 

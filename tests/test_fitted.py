@@ -72,7 +72,8 @@ def restore_interval():
     sys.setswitchinterval(before)
 
 
-def test_threads_that_predict_at_once_predict_alike(restore_interval):
+@pytest.mark.parametrize("n", [200, 2 * PRECISE_ROWS])
+def test_threads_that_predict_at_once_predict_alike(n, restore_interval):
     """A kernel without a path of its own, and features that do something else while they are trained."""
     features = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5))
     kernel = ScaleKernel(PeriodicKernel())
@@ -80,7 +81,8 @@ def test_threads_that_predict_at_once_predict_alike(restore_interval):
     with torch.no_grad():
         model.family.m.copy_(torch.linspace(-1, 1, 6))
     shared = Fitted("svgp", model, tuple(numeric("a")), Target("y", 0.0, 1.0), {})
-    X = np.linspace(-2, 2, 200)[:, None]
+    assert not any(module.training for module in model.modules())
+    X = np.linspace(-2, 2, n)[:, None]
     alone = shared.predict(X)
     sys.setswitchinterval(1e-6)
     with ThreadPoolExecutor(8) as threads:

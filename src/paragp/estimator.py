@@ -349,8 +349,9 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         kept = self._checkpoint(checkpoint, resume, stream, stream.validation)
         model, about = self._fit_batches(stream, stream.validation, generator, None, kept)
         summary = {
-            "rows": stream.size, "validation_rows": len(found.held_out), "inputs": len(wanted.names),
-            "encoded_inputs": stream.sample.x.shape[1], "dtype": str(dtype).removeprefix("torch."),
+            "rows": stream.size, "validation_rows": 0 if found.validation is None else len(found.held_out),
+            "inputs": len(wanted.names), "encoded_inputs": stream.sample.x.shape[1],
+            "dtype": str(dtype).removeprefix("torch."),
         }  # fmt: skip
         fitted = Fitted(self._method, model, found.columns, found.target, summary | about)
         self._conclude(fitted, stream.validation, start)

@@ -8,7 +8,7 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel, RFFKernel, ScaleKernel
 
 from paragp.gp.exact import ExactGP
 from paragp.gp.families import Coupled
@@ -218,3 +218,13 @@ def test_any_gpytorch_kernel_serves_in_float32():
     kernel = gpytorch.kernels.RFFKernel(num_samples=20, num_dims=2)
     model = METHODS["svgp"].model(kernel, randn(4, 2, dtype=torch.float32))
     assert np.isfinite(model.predict(randn(9, 2, dtype=torch.float32)).std).all()
+
+
+def test_what_a_kernel_draws_at_its_first_call_stays():
+    """Random Fourier features, here and in other processes."""
+    x = randn(6, 2).float()
+    kernels = [make_kernel(ScaleKernel(RFFKernel(num_samples=20)), 2) for _ in range(2)]
+    with torch.no_grad():
+        first, again, other = (covariance(kernel, x, x.clone()) for kernel in (kernels[0], *kernels))
+    assert torch.equal(first, again)
+    assert torch.equal(first, other)

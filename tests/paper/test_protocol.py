@@ -96,8 +96,8 @@ def test_what_is_done_is_not_done_again_and_a_failure_keeps_nothing_else(tmp_pat
 
 
 def test_seconds_say_what_was_loaded_before_python(monkeypatch):
-    monkeypatch.setenv("LD_PRELOAD", "/somewhere/yes.so /elsewhere/malloc.so")
-    assert protocol.machine()["preloaded"] == ["yes.so", "malloc.so"]
+    monkeypatch.setenv("LD_PRELOAD", "/somewhere/yes.so:/elsewhere/malloc.so /last.so")
+    assert protocol.machine()["preloaded"] == ["yes.so", "malloc.so", "last.so"]
     monkeypatch.delenv("LD_PRELOAD")
     assert protocol.machine()["preloaded"] == []
 

@@ -98,7 +98,7 @@ def test_many_rows_start_with_little_regularisation(n, beta):
     assert trials(settings("svgp"), n, searching=False)[0][0].beta == 1.0
 
 
-def test_rows_without_weight_leave_the_search_a_start():
+def test_weights_may_sum_to_less_than_one_row():
     data = rows()._replace(weights=torch.full((60,), 1e-3, dtype=torch.float64))
     assert len(train(settings(epochs=1), data, generator=generator()).history) == 1
 

@@ -85,7 +85,7 @@ def sizes_of(features: nn.Module) -> list[int] | None:
 @contextmanager
 def evaluating(features: nn.Module) -> Iterator[None]:
     """The module as it is at prediction, for a while: no dropout, running statistics."""
-    if not features.training:  # nothing to change, and to change back while another thread predicts
+    if not features.training:  # switched there and back, it would disturb other threads that predict
         yield
         return
     features.eval()

@@ -76,12 +76,22 @@ def make_kernel(kernel: str | Kernel, d: int) -> Kernel:
     torch.Size([1, 3])
     """
     if isinstance(kernel, Kernel):
-        return copy.deepcopy(kernel)  # a model owns what it trains
+        return _settled(copy.deepcopy(kernel), d)  # a model owns what it trains
     if not isinstance(kernel, str) or kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, or a gpytorch.kernels.Kernel; got {kernel!r}.")
     scaled = ScaleKernel(KERNELS[kernel](d))
     scaled.outputscale = torch.tensor(1.0)
     return scaled
+
+
+@torch.no_grad()
+def _settled(kernel: Kernel, d: int) -> Kernel:
+    """The kernel after a first call: some draw what they are made of only then (RFFKernel), and must not draw again."""
+    x = torch.zeros(1, d).to(next(kernel.parameters(), torch.empty(0)))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        kernel(x, x).to_dense()
+    return kernel
 
 
 def kernel_name(kernel: Kernel) -> str:
@@ -155,17 +165,23 @@ def evened(kernel: Kernel, d: int) -> Kernel | None:
 
 def _in_float64(kernel: Kernel, evaluate: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """A GPyTorch kernel evaluated in float64 and rounded: its distances lose their digits as ours would."""
+    if all(t.dtype == torch.float64 for t in (*kernel.parameters(), *kernel.buffers(), *inputs)):
+        return evaluate(kernel, *inputs)
 
     class Evaluation(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.kernel = copy.deepcopy(kernel)  # its parameters are swapped, which other threads must not see
+            # Its values are swapped, which other threads that predict must not see; one trains alone.
+            self.kernel = kernel if torch.is_grad_enabled() else copy.deepcopy(kernel)
 
         def forward(self, *wide: Tensor) -> Tensor:
             return evaluate(self.kernel, *wide)
 
-    wide_parameters = {f"kernel.{name}": p.double() for name, p in kernel.named_parameters()}
-    wide = functional_call(Evaluation(), wide_parameters, tuple(t.double() for t in inputs))
+    wide_values = {
+        f"kernel.{name}": value.double() if value.is_floating_point() else value
+        for name, value in (*kernel.named_parameters(), *kernel.named_buffers())
+    }
+    wide = functional_call(Evaluation(), wide_values, tuple(t.double() for t in inputs))
     return wide.to(inputs[0].dtype)
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -225,7 +226,7 @@ def machine() -> dict[str, Any]:
         "processor": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "preloaded": [Path(file).name for file in os.environ.get("LD_PRELOAD", "").split()],
+        "preloaded": [Path(file).name for file in re.split("[ :]+", os.environ.get("LD_PRELOAD", "")) if file],
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in ("paragp", "torch", "gpytorch", "numpy")},
     }

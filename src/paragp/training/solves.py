@@ -31,7 +31,7 @@ from paragp.training.distributed import ALONE, Group
 CHUNK = 2000  # rows taken together
 SMALLEST_RESIDUAL = 1e-3  # in standardised units: below, a residual is too small to tell the curvature by
 VARIANCE_STEPS, SHARE_AT_START = 30, 0.5  # of the residuals' mean square, that noise and S' have each
-LEAST_S2 = 1e-12  # without a regulariser nothing else keeps it from zero, where log det S' ends
+LEAST_S2 = 1e-12  # of s^2, and of what it is divided by: without a regulariser nothing else keeps either from zero
 RIDGES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)  # of H's diagonal, in turn: float32 sums may leave H without a factor
 
 
