@@ -40,6 +40,16 @@ def test_step_keeps_its_contract():
     assert row["ours_peak_mb"] > 50
 
 
+def test_products_keep_their_contract(tmp_path):
+    out = tmp_path / "products.json"
+    report = run("products.py", "--size", "20", "--repeats", "2", "--out", str(out), "--json")
+    assert json.loads(out.read_text()) == report
+    rows = {row["operation"]: row for row in report["rows"]}
+    assert rows["product, float32"].keys() == {"operation", "torch_ms", "ours_ms"}
+    assert rows["product, float64"].keys() == {"operation", "torch_ms"}
+    assert all(row["torch_ms"] > 0 for row in report["rows"])
+
+
 def test_predict_keeps_its_contract():
     words = "--methods ppgpr-mf --rows 300 --M 20 --d 3 --chunks 100 --repeats 1 --json"
     (row,) = run("predict.py", *words.split())["rows"]
