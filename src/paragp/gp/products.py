@@ -41,6 +41,7 @@ def product(X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def _by_onednn(X: Tensor, Y: Tensor) -> Tensor:
+    Y = Y if Y.is_contiguous() or Y.T.is_contiguous() else Y.contiguous()  # for a part of a matrix it has no fast way
     found: Tensor = torch.ops.mkldnn._linear_pointwise(X, Y.T, None, "none", [], "")
     return found
 
