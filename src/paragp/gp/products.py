@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 WORTH_ONEDNN = 2e6  # multiplications of a product: below, what a call costs counts
-RUN = 128  # terms that oneDNN adds up one after the other: of longer sums it rounds off more than MKL does
+RUN = 256  # terms that oneDNN adds up one after the other: of longer sums it rounds off more than MKL does
 
 
 def product(X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
