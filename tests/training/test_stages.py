@@ -302,6 +302,20 @@ def test_noise_that_depends_on_what_says_nothing_of_the_mean_is_found():
     assert 0.04 < np.median(std[low]) < 0.12
 
 
+def test_few_rows_do_not_rule_out_one_that_is_far_off():
+    """However normal they are; tails grow light with the number of rows."""
+    tails = []
+    for n in (200, 2000):
+        data = rows(n)
+        model = fresh(data)
+        with torch.no_grad():
+            head = Head(model, model.kernel, data, torch.randn(n, generator=generator(4)))
+            head.fit(30.0, tails=True)
+        tails.append(head.at.tails)
+    assert 0.03 < tails[0] < 0.15
+    assert tails[1] < tails[0] / 2
+
+
 def test_heavy_tails_are_found_and_light_ones_left_alone():
     heavy = trained(rows(1500, draw=student), rows(500, seed=5, draw=student)).model
     assert 2.2 < heavy.shape.dof < 6

@@ -6,8 +6,9 @@ error, the mean stops trying. Here each has its own task.
     mean    ridge regression on many inducing points with FITC's weights, 1 / (ktilde_i + sigma_obs^2) (Eqn fitc)
     noise   log-linear in the kernel's features (`LogPower`), fitted to the leave-one-out residuals of that mean: what
             is left of rows that it has seen is too small
-    shape   Student's, with tails as light as the residuals want them; or, where validation rows are clearly likelier
-            so, a mixture of a few (`Shape`), which may lean to one side; then level and shape as these rows have them
+    shape   Student's, with tails as light as the residuals, and one row more that is far off, want them; or, where
+            validation rows are clearly likelier so, a mixture of a few (`Shape`), which may lean to one side; then
+            level and shape as these rows have them
 """
 
 import math
@@ -38,6 +39,7 @@ NOISE_ROWS = 50_000  # at most, whose residuals the noise is fitted to
 PENALTIES = (30.0, 3.0, 0.3, 0.03)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
 SAME = 1e-5  # of a row's size: one that lies as near to an inducing point is that point
 SMALLEST_TAILS, SOME_TAILS, LARGEST_TAILS = 1e-3, 0.2, 0.45  # 1 / dof: at most, a deviation is three times the scale
+UNSEEN = 6.0  # deviations, that one row more is off: a few hundred rows without such a one do not rule it out
 LEAST_DEVIATION = 0.25  # of a part of the shape, as one more row has it: parts do not shrink to spikes
 CLEARLY_LIKELIER = 2.0  # standard errors
 SHAPE_UNKNOWNS = 3 * PARTS - 1  # of a mixture with mean 0 and variance 1, with its level and tails
@@ -392,10 +394,12 @@ class Head:
         self, inputs: Inputs, linear: Tensor, others: Tensor, residuals: Tensor, weights: Tensor
     ) -> Tensor:
         """Of residuals, summed, given what is linear in the features and the others: b, power, tails, parts."""
-        parts = _parts(others[3:])
+        parts, tails = _parts(others[3:]), others[2]
         noise, function = _variances(inputs, linear, others[:3], self.floor)
-        terms = _log_density(residuals, noise + function, others[2], parts)
-        return weights @ terms + (_prior(parts) if len(others) > 3 else 0.0)
+        fit = weights @ _log_density(residuals, noise + function, tails, parts)
+        if float(tails.detach()):
+            fit = fit + _log_density(torch.tensor(UNSEEN), torch.tensor(1.0), tails, parts)
+        return fit + (_prior(parts) if len(others) > 3 else 0.0)
 
     def fit_shape(self, residuals: Tensor, weights: Tensor) -> float:
         """Set level, tails and mixture by the rows held out, whose residuals these are: the mean has not seen them.
