@@ -244,7 +244,8 @@ def small_table() -> str:
         row = verdict(RESULTS / "small", name)
         if row is not None:
             scores = [f"{row['means'][method]['nll']:.3f}" for method in (DEFAULT, *OTHERS, CONSTANT)]
-            gaps = [f"{gap:+.3f} ± {error:.3f}" for gap, error in row["gaps"].values()]
+            several = row["splits"] > 1
+            gaps = [f"{gap:+.3f}" + (f" ± {error:.3f}" if several else "") for gap, error in row["gaps"].values()]
             lines.append([name, str(row["splits"]), *scores, gaps[0], f"`{row['better']}`", gaps[1]])
     columns = ["table", "splits", "the default", *(f"`{method}`" for method in OTHERS), "constant normal"]
     return markdown([*columns, "the default above the better", "which is", "above the constant"], lines)

@@ -316,6 +316,21 @@ def test_few_rows_do_not_rule_out_one_that_is_far_off():
     assert tails[1] < tails[0] / 2
 
 
+def test_a_mixture_leans_as_its_residuals_do_to_either_side():
+    """What is added for a row that was not seen leans to neither."""
+    data = rows(300)
+    model = fresh(data)
+    residuals, far = torch.randn(300, generator=generator(6)).exp(), torch.tensor([-5.0, -1.0, 0.0, 1.0, 5.0])
+    found = []
+    with torch.no_grad():
+        for sign in (1.0, -1.0):
+            head = Head(model, model.kernel, data, sign * (residuals - residuals.mean()))
+            head.fit(30.0, tails=True)
+            head.fit(30.0, tails=True, mixture=True)
+            found.append(model.shape.logpdf(sign * far.numpy()))
+    np.testing.assert_allclose(found[0], found[1], atol=0.02)
+
+
 def test_heavy_tails_are_found_and_light_ones_left_alone():
     heavy = trained(rows(1500, draw=student), rows(500, seed=5, draw=student)).model
     assert 2.2 < heavy.shape.dof < 6

@@ -86,9 +86,12 @@ def make_kernel(kernel: str | Kernel, d: int) -> Kernel:
 
 @torch.no_grad()
 def _settled(kernel: Kernel, d: int) -> Kernel:
-    """The kernel after a first call: some draw what they are made of only then (RFFKernel), and must not draw again."""
+    """The kernel after a first call: some draw what they are made of only then (RFFKernel), and must not draw again.
+
+    Always the same: what is drawn belongs to the kernel, as its form does, and not to a training's randomness.
+    """
     x = torch.zeros(1, d).to(next(kernel.parameters(), torch.empty(0)))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         torch.manual_seed(0)
         kernel(x, x).to_dense()
     return kernel

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 WORTH_ONEDNN = 2e6  # multiplications of a product: below, what a call costs counts
-RUN = 256  # terms that oneDNN adds up one after the other: of longer sums it rounds off more than MKL does
+RUN = 128  # terms that oneDNN adds up one after the other: of longer sums it rounds off more than MKL does
 
 
 def product(X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -27,17 +27,17 @@ def product(X: Tensor, Y: Tensor, *, out: Tensor | None = None) -> Tensor:
             [1.]])
     """
     large = len(X) * X.shape[1] * Y.shape[1] >= WORTH_ONEDNN
-    if not (large and X.dtype == Y.dtype == torch.float32 and X.device.type == "cpu" and onednn_is_faster()):
+    single = X.dtype == Y.dtype == torch.float32 and X.device.type == "cpu"
+    differentiated = torch.is_grad_enabled() and (X.requires_grad or Y.requires_grad)
+    if differentiated or not (large and single and onednn_is_faster()):
         return torch.mm(X, Y, out=out)
     runs = math.ceil(X.shape[1] / RUN)
     edges = [i * X.shape[1] // runs for i in range(runs + 1)]
     first, *others = (slice(start, end) for start, end in pairwise(edges))
     found = _by_onednn(X[:, first], Y[first])
-    if out is not None:
-        found = out.copy_(found)
     for terms in others:
         found.add_(_by_onednn(X[:, terms], Y[terms]))
-    return found
+    return found if out is None else out.copy_(found)
 
 
 def _by_onednn(X: Tensor, Y: Tensor) -> Tensor:
@@ -49,8 +49,10 @@ def _by_onednn(X: Tensor, Y: Tensor) -> Tensor:
 @cache
 def onednn_is_faster() -> bool:
     """Whether this is an AMD processor, and torch was built with oneDNN."""
-    cpuinfo = Path("/proc/cpuinfo")
-    name = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else platform.processor()
+    try:
+        name = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        name = platform.processor()
     there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return there and "AuthenticAMD" in name
 

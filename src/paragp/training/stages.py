@@ -39,7 +39,7 @@ NOISE_ROWS = 50_000  # at most, whose residuals the noise is fitted to
 PENALTIES = (30.0, 3.0, 0.3, 0.03)  # on the noise's weights, from nearly constant on; 1: a standard normal prior
 SAME = 1e-5  # of a row's size: one that lies as near to an inducing point is that point
 SMALLEST_TAILS, SOME_TAILS, LARGEST_TAILS = 1e-3, 0.2, 0.45  # 1 / dof: at most, a deviation is three times the scale
-UNSEEN = 6.0  # deviations, that one row more is off: a few hundred rows without such a one do not rule it out
+UNSEEN = 6.0  # deviations, that one row more is off to either side: a few hundred rows without it do not rule it out
 LEAST_DEVIATION = 0.25  # of a part of the shape, as one more row has it: parts do not shrink to spikes
 CLEARLY_LIKELIER = 2.0  # standard errors
 SHAPE_UNKNOWNS = 3 * PARTS - 1  # of a mixture with mean 0 and variance 1, with its level and tails
@@ -398,7 +398,8 @@ class Head:
         noise, function = _variances(inputs, linear, others[:3], self.floor)
         fit = weights @ _log_density(residuals, noise + function, tails, parts)
         if float(tails.detach()):
-            fit = fit + _log_density(torch.tensor(UNSEEN), torch.tensor(1.0), tails, parts)
+            far = torch.tensor([-UNSEEN, UNSEEN], dtype=torch.float64).to(weights)
+            fit = fit + _log_density(far, torch.ones_like(far), tails, parts).mean()
         return fit + (_prior(parts) if len(others) > 3 else 0.0)
 
     def fit_shape(self, residuals: Tensor, weights: Tensor) -> float:
