@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,12 +126,12 @@ def show(row: dict) -> str:
 
 
 # --- growth ---
-GROWTH = {"M": [500, 1000, 2000], "B": [2000, 4000, 8000], "d": [10, 40, 160]}
+GROWTH = {"M": [250, 500, 1000, 2000], "B": [1000, 2000, 4000, 10_000], "d": [10, 40, 160]}
 BASE = {"M": 1000, "B": 1000, "d": 26}
 
 
 def growth(name: str, repeats: int) -> list[dict]:
-    """Exponents of our time and memory, fitted to three sizes each, and what the paper's formula gives there."""
+    """Exponents of our time and memory, fitted to some sizes each, and what the paper's formula gives there."""
     idle = peak_memory("ours", name, 10, 10, 2)  # interpreter and libraries
     found = []
     for variable, sizes in GROWTH.items():
@@ -140,10 +141,11 @@ def growth(name: str, repeats: int) -> list[dict]:
             step = our_step(name, M, B, d)
             step()
             times.append(machine.quartiles([machine.timed(step) for _ in range(repeats)])[1])
-            memory.append(peak_memory("ours", name, M, B, d) - idle)
+            memory.append(statistics.median(peak_memory("ours", name, M, B, d) for _ in range(3)) - idle)
             formulas.append((M**3 + B * M**2, M**2 + B * M))
         found.append({
             "method": name, "variable": variable, "sizes": sizes, "seconds": times, "extra_mb": memory,
+            "held": {other: size for other, size in BASE.items() if other != variable},
             "time_exponent": exponent(sizes, times), "memory_exponent": exponent(sizes, memory),
             "paper_time_exponent": exponent(sizes, [f[0] for f in formulas]),
             "paper_memory_exponent": exponent(sizes, [f[1] for f in formulas]),

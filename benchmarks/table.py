@@ -79,7 +79,7 @@ def growth_table() -> str:
     exponents = ("time_exponent", "paper_time_exponent", "memory_exponent", "paper_memory_exponent")
     columns = ["method", "in", "from, to", "time grows as", "the paper's", "memory grows as", "the paper's"]
     lines = []
-    for row in load("growth")["growth"]:
+    for row in load("../../results/growth")["growth"]:
         v, sizes = row["variable"], row["sizes"]
         between = f"{min(sizes):,}, {max(sizes):,}"
         lines.append([f"`{row['method']}`", v, between, *(f"{v}^{row[name]:.2f}" for name in exponents)])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from paragp.paper import figures
-from paragp.paper.figures import COLOURS, cost, figure, in_sample, robustness, save, scores
+from paragp.paper.colours import COLOURS
+from paragp.paper.figures import cost, figure, in_sample, robustness, save, scores
 from paragp.paper.tables import COMPARED, LABELS, Results, of_beta
 
 
@@ -27,7 +28,7 @@ def test_every_method_has_a_colour_of_its_own():
 
 
 def test_dots_are_means_over_splits_beside_the_papers():
-    drawn = scores(Results(RUNS), COMPARED, "nll")
+    drawn = scores(Results(RUNS), COMPARED, "nll", "lite")
     panels = [axis for axis in drawn.axes if axis.get_visible()]
     assert [panel.get_title(loc="left") for panel in panels] == ["pol", "bike"]
     means = [container.lines[0].get_ydata()[0] for container in panels[0].containers]
@@ -36,7 +37,15 @@ def test_dots_are_means_over_splits_beside_the_papers():
     assert hollow[-1] == -1.09  # PPGPR-MFD on pol in the paper
     assert [label.get_text() for label in panels[0].get_xticklabels()] == [LABELS[method] for method in COMPARED]
     assert drawn.get_supylabel() == "NLL (hollow: the paper's)"
-    assert scores(Results(RUNS), COMPARED, "noise_fraction").get_supylabel() == "noise share of the variance"
+    assert drawn.get_supxlabel() == "profile lite, 2 splits of each set; bars are standard errors"
+    shares = scores(Results(RUNS), COMPARED, "noise_fraction", "lite")
+    assert shares.get_supylabel() == "noise share of the variance"
+    assert shares.axes[0].get_ylim() == shares.axes[1].get_ylim() == (-0.03, 1.03)
+
+
+def test_what_the_paper_printed_of_another_copy_does_not_stand_beside_ours():
+    drawn = scores(Results([made("houseelectric", "svgp", 0, -2.0)]), COMPARED, "nll", "lite")
+    assert not [line for line in drawn.axes[0].lines if line.get_markerfacecolor() == "none"]
 
 
 def test_robustness_is_told_by_beta():
@@ -51,25 +60,30 @@ def test_robustness_is_told_by_beta():
     )
     assert {dataset: sorted(by_beta) for dataset, by_beta in found.items()} == {"pol": [0.0, 0.05, 1.0]}
     assert found["pol"][0.05]["nll"] == [0.05, 1.05]
-    line = robustness(found).axes[0].lines[0]
+    line = robustness(found, "lite").axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), np.array([0.0, 0.05, 1.0]) - 0.35, atol=1e-12)
 
 
 def test_cost_is_drawn_against_points_and_rows():
     rows = [
-        {"method": "ppgpr-mfd", "variable": variable, "sizes": [10, 20], "seconds": [1.0, 2.0], "extra_mb": [3.0, 4.0]}
+        {
+            "method": "ppgpr-mfd", "variable": variable, "sizes": [10, 20], "seconds": [1.0, 2.0],
+            "extra_mb": [3.0, 4.0], "held": {"M": 1000, "B": 1000},
+        }
         for variable in ("M", "B", "d")
-    ]
+    ]  # fmt: skip
     axes = cost(rows).axes
     assert [list(axis.lines[0].get_ydata()) for axis in axes] == [[1.0, 2.0], [1.0, 2.0], [3.0, 4.0], [3.0, 4.0]]
-    assert [axis.get_xlabel() for axis in axes[2:]] == ["M", "B"]
+    assert [axis.get_xlabel() for axis in axes[2:]] == ["M, at B = 1,000", "B, at M = 1,000"]
 
 
 def test_in_sample_has_a_panel_per_prior_and_model():
     drawn = in_sample(epochs=2)
     titles = [axis.get_title(loc="left") for axis in drawn.axes]
     assert titles == [
-        f"{LABELS[method]}, {prior}" for prior in ("periodic", "matern52") for method in ("exact", "svgp", "ppgpr-mfd")
+        f"{LABELS[method]}, {prior}"
+        for prior in ("periodic", "Matérn 5/2")
+        for method in ("exact", "svgp", "ppgpr-mfd")
     ]
     seen = [len(axis.lines[-1].get_xdata()) for axis in drawn.axes]
     assert seen == [120] * 3 + [200] * 3  # the periodic draw is extrapolated

@@ -12,6 +12,7 @@ from paragp.paper.tables import (
     ABLATION,
     COMPARED,
     Results,
+    Table,
     complete_table,
     papers_ranks,
     rank_table,
@@ -84,7 +85,9 @@ def test_the_best_is_bold_and_standard_errors_are_of_splits():
     table = complete_table(Results(RUNS), "lite")
     first = dict(zip(table.columns[:4], table.rows[0][:4], strict=True))
     assert first == {"data set": "pol", "method": "MAP", "splits": "2", "NLL": "2.000 ± 1.000"}
-    assert table.rows[0][4] == "-0.615"  # the paper's
+    assert table.rows[0][4] == "-0.615 ± 0.007"  # the paper's
+    assert "(profile lite, 1 to 2 splits of each set)" not in table.caption
+    assert "(profile lite, 2 splits of each set)" in table.caption
     bold = {(table.rows[i][0], table.rows[i][1], table.columns[j]) for i, j in table.best}
     assert ("pol", "MAP", "NLL") in bold
     assert ("bike", "Exact", "NLL") in bold  # by the split that all have; MAP, with one more, does not win by that
@@ -94,13 +97,24 @@ def test_the_best_is_bold_and_standard_errors_are_of_splits():
 
 def test_formats_say_the_same():
     table = rank_table("table1", Results(RUNS), ["map", "svgp", "exact"], "lite")
-    assert "over 3 splits of pol, bike (profile lite)" in table.caption
+    assert "on pol, bike (profile lite, 1 to 2 splits of each set)" in table.caption
     cells = list(csv.reader(io.StringIO(table.csv())))
     assert cells == [table.columns, *table.rows]
     assert table.markdown().count("\n| ") == len(cells) + 1
     assert "**1.67**" in table.markdown()
     assert r"\textbf{1.67}" in table.latex()
     assert r"$\gamma$-Robust" in rank_table("table1", Results(RUNS), ["gamma-robust"], "lite").latex()
+
+
+def test_latex_breaks_long_cells_over_lines_and_long_tables_over_pages():
+    text = Table("t", "c", ["method", "what", "score"], [["BB-α", "words " * 20, "1.0"]]).latex()
+    assert r"\begin{longtable}{lp{.26\linewidth}r}" in text
+    assert r"BB-$\alpha$" in text
+
+
+def test_what_the_paper_has_of_another_copy_is_left_out():
+    table = complete_table(Results([made("houseelectric", "svgp", 0, 2.0)]), "lite")
+    assert table.rows[0][3:5] == ["2.000", ""]
 
 
 def test_tables_of_a_folder(tmp_path):

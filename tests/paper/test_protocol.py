@@ -14,8 +14,8 @@ import pytest
 
 from paragp.data.datasets import DATASETS
 from paragp.gp.methods import PAPER
-from paragp.paper import protocol
-from paragp.paper.protocol import BASELINES, PROFILES, Spec, missing, run, sharded
+from paragp.paper import protocol, uci
+from paragp.paper.protocol import BASELINES, PROFILES, Spec, Work, missing, run, sharded
 from paragp.paper.uci import settings
 
 
@@ -36,12 +36,61 @@ def test_the_full_profile_is_the_papers():
     batches = {spec.dataset: (spec.batch_size, spec.epochs) for spec in by_method["svgp"]}
     assert batches["houseelectric"] == (10_000, 200)
     assert batches["buzz"] == batches["song"] == batches["3droad"] == (10_000, 400)
-    assert batches["pol"] == (None, 400)  # the recipe's 1000 rows
+    assert batches["pol"] == batches["keggdirected"] == (1000, 400)
     exact = {dataset: {s.split for s in specs if (s.method, s.dataset) == ("exact", dataset)} for dataset in DATASETS}
     assert exact["pol"] == exact["slice"] == {0, 1, 2}
     assert exact["3droad"] == exact["song"] == {0}
     assert exact["buzz"] == exact["houseelectric"] == set()
     assert not any(settings(spec).stops for spec in by_method["svgp"])  # all 400 epochs, and the last state
+    assert (PROFILES["full"].exact_rows, PROFILES["full"].exact_cg_steps) == (10_000, 3)  # Wang et al. 2019
+
+
+@pytest.mark.parametrize(("profile", "steps"), [("full", 3), ("lite", 0)])
+def test_the_exact_process_learns_on_all_rows_in_the_full_profile_alone(profile, steps, monkeypatch):
+    asked = {}
+
+    def stop(*_, learn_rows, cg_steps, **__):
+        asked.update(rows=learn_rows, steps=cg_steps)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(uci, "fit_exact", stop)
+    (spec,) = PROFILES[profile].specs(profile, ["diabetes"], ["exact"], [0])
+    with pytest.raises(KeyboardInterrupt):
+        uci.execute(spec)
+    assert asked == {"rows": PROFILES[profile].exact_rows, "steps": steps}
+
+
+def test_time_left_is_told_by_what_runs_take():
+    small, large = (PROFILES["lite"].specs("lite", [name], ["svgp"], [0])[0] for name in ("elevators", "kin40k"))
+    assert uci.work(large).cost > 2 * uci.work(small).cost
+    smoke = grid("smoke")
+    assert {spec.method: uci.work(spec).steps for spec in smoke if spec.method in BASELINES} == {
+        "exact": None, "raissi": None,
+    }  # fmt: skip
+    assert all(uci.work(spec).steps >= spec.epochs for spec in smoke if spec.method not in BASELINES)
+
+
+def test_the_bar_says_what_is_going_on(tmp_path, capsys):
+    def execute(spec, tick):
+        tick()
+        if spec.method == "map":
+            raise OSError("the disk is away")
+        return {"scores": {"nll": 1.0}, "valid": {"nll": 1.0}}
+
+    work = lambda spec: Work(3.0 if spec.method == "svgp" else 1.0, 7)  # noqa: E731
+    run(SPECS, tmp_path, execute, work=work, show_progress=True)
+    said = capsys.readouterr().err
+    assert "run 1 of 3: diabetes-map-0" in said
+    assert "run 3 of 3, 1 failed: diabetes-exact-0" in said
+    assert " 80%|" in said  # 4 of 5, though the last of three runs is left
+    assert "step 1 of 7" in said
+    assert " gone, " in said
+    assert " left" in said
+
+
+def test_without_a_terminal_a_line_is_said_for_each_run(tmp_path, capsys):
+    run(SPECS[:1], tmp_path, lambda *_: {"scores": {"nll": 1.0}, "valid": {"nll": 1.0}})
+    assert capsys.readouterr().err == "Run 1 of 1: diabetes-map-0 took 0 s.\n"
 
 
 def test_lite_searches_within_a_run():
@@ -113,9 +162,12 @@ def test_files_that_are_being_written_are_no_runs(tmp_path):
     run(SPECS[:1], tmp_path, lambda *_: {"scores": {}, "valid": {}})
     (tmp_path / ".diabetes-svgp-0-1234abcd.json").write_text('{"spec": {"data')
     assert len(list(protocol.read(tmp_path))) == 1
-    (tmp_path / "diabetes-svgp-0.json").write_text('{"spec": {"data')
-    with pytest.raises(ValueError, match=r"diabetes-svgp-0\.json is not a run's file"):
-        list(protocol.read(tmp_path))
+    for damaged in ('{"spec": {"data', "{}", "[]", '{"spec": 1}'):
+        (tmp_path / "diabetes-svgp-0.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"diabetes-svgp-0\.json is not a run's file"):
+            list(protocol.read(tmp_path))
+    (failed,) = run(SPECS[1:2], tmp_path, lambda *_: {}).values()  # a grid goes on past it
+    assert "is not a run's file" in failed
 
 
 WORDS = [sys.executable, "-m", "paragp", "paper", "run", "--methods", "map,svgp,ppgpr-mfd,exact,raissi"]

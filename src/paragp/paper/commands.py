@@ -42,7 +42,7 @@ def run(
     """Do the runs that are missing; stop and start it as you like.
 
     `smoke` takes a minute on data that comes with scikit-learn; `lite` is the paper's comparison with our default
-    recipe; `full` is the paper's protocol to the letter and takes weeks. Example: paragp paper run --profile smoke
+    recipe; `full` is the paper's protocol to the letter, and months of two cores: give it a cluster, and shards. Example: paragp paper run --profile smoke
     """
     deep = _is_trips(experiment)
     chosen = trips.PROFILES[_profile(profile)] if deep else PROFILES[_profile(profile)]
@@ -71,7 +71,7 @@ def run(
     load_table, execute = (trips.city, trips.execute) if deep else (uci.table, uci.execute)
     for name in dict.fromkeys(spec.dataset for spec in left):
         load_table(name)  # fetched, or found to be missing, before anything is trained
-    failures = protocol.run(left, folder, execute)
+    failures = protocol.run(left, folder, execute, work=trips.work if deep else uci.work)
     if failures:
         typer.echo(f"{len(failures)} of {len(left)} runs failed: {', '.join(failures)}.", err=True)
         raise typer.Exit(1)
@@ -101,7 +101,12 @@ def figures(
     profile: ProfileName = "smoke",
     experiment: Experiment = "univariate",
     results: Folder = Path("results"),
-    growth: Annotated[Path | None, typer.Option(help="The file that benchmarks/step.py --growth made.")] = None,
+    growth: Annotated[
+        Path | None,
+        typer.Option(
+            help="What benchmarks/step.py --growth --json printed last; growth.json among the results if left out."
+        ),
+    ] = None,
 ) -> None:
     """The paper's figures from the runs that are done, as PNG and SVG.
 
@@ -111,13 +116,18 @@ def figures(
         raise ValueError('Figures need matplotlib. Install it with: pip install "paragp[report]"')
     deep = _is_trips(experiment)
     folder = _folder(results, _profile(profile), deep)
-    made = (
-        save_figure(trips.figure(folder), folder / "figures", "trips")
-        if deep
-        else make_figures(folder, profile, growth)
-    )
+    costs = results / "growth.json" if growth is None else growth
+    if deep:
+        made = save_figure(trips.figure(folder), folder / "figures", "trips")
+    else:
+        made = make_figures(folder, profile, costs if growth or costs.exists() else None)
     for file in made:
         typer.echo(str(file))
+    if not deep and not growth and not costs.exists():
+        typer.echo(
+            f"No picture of time and memory: there is no {costs}. It holds what "
+            "`python benchmarks/step.py --growth --json` printed last."
+        )
 
 
 @app.command()

@@ -7,7 +7,6 @@ robustness  the effect of beta_reg between 0 and 1
 cost        seconds and memory of a training step against M and B
 """
 
-import copy
 import json
 import math
 import statistics
@@ -25,32 +24,24 @@ from paragp.gp.kernels import covariance, make_kernel
 from paragp.gp.linalg import cholesky
 from paragp.gp.methods import METHODS
 from paragp.paper import toy
+from paragp.paper.colours import COLOURS, tint
 from paragp.paper.protocol import BASELINES, read
-from paragp.paper.reported import reported
+from paragp.paper.reported import beside
 from paragp.paper.tables import (
     ABLATION,
     COMPARED,
     LABELS,
     METRICS,
-    RAISSI_AS_PUBLISHED,
     ByBeta,
     Results,
     of_beta,
     results_of,
+    said_splits,
     standard_error,
 )
-from paragp.training.recipe import Settings
+from paragp.training.recipe import RECIPES, Settings
 from paragp.training.train import train
 
-COLOURS = {  # told apart in print and by colour-blind readers
-    "map": "#999999", "svgp": "#0072b2", "gamma-robust": "#56b4e9", "od-svgp": "#009e73", "vfitc": "#cc79a7",
-    "ppgpr-delta": "#f0c040", "ppgpr-mf": "#e69f00", "ppgpr-chol": "#8a3b12", "ppgpr-mfd": "#d55e00",
-    "od-vfitc": "#7f2f66", "ppgpr-mfd-2k": "#ff9f7a", "ppgpr-chol-2k": "#c08a6a", "ppgpr-log": "#a3001b",
-    "two-stage": "#e6007e",
-    "ppgpr-gamma": "#b8b800", "bb-alpha": "#00429d", "bb-alpha-u": "#5fb8a5",
-    "exact": "#000000", "raissi": "#7a5195",
-    RAISSI_AS_PUBLISHED: "#c4a7e0",
-}  # fmt: skip
 TITLES = {"nll": "NLL", "rmse": "RMSE", "crps": "CRPS", "noise_fraction": "noise share of the variance"}
 PANELS = 3  # in a row
 
@@ -85,7 +76,7 @@ def univariate() -> Any:
     return toy.draw(curve, toy.run(curve))
 
 
-def scores(results: Results, methods: Sequence[str], metric: str) -> Any:
+def scores(results: Results, methods: Sequence[str], metric: str, profile: str) -> Any:
     """A dot per method with its standard error, in a panel per data set; hollow: what the paper printed."""
     datasets = [name for name in results.datasets if any(results.splits(name, [method]) for method in methods)]
     columns = min(PANELS, len(datasets))
@@ -100,33 +91,41 @@ def scores(results: Results, methods: Sequence[str], metric: str) -> Any:
                 axis.errorbar(
                     i, statistics.mean(values), error, fmt="o", color=COLOURS[method], capsize=3, markersize=5
                 )
-            printed = reported().get((dataset, method, metric))
+            printed = beside(dataset, method, metric)
             if printed is not None:
-                axis.plot(i, printed.mean, "o", markerfacecolor="none", color=COLOURS[method], markersize=8, alpha=0.6)
+                axis.plot(i, printed.mean, "o", markerfacecolor="none", color=COLOURS[method], markersize=8)
         axis.set_title(dataset, loc="left", fontsize=10)
         axis.set_xticks(range(len(methods)), [LABELS[method] for method in methods], rotation=45, ha="right")
         axis.set_xlim(-0.5, len(methods) - 0.5)
+        if metric == "noise_fraction":
+            axis.set_ylim(-0.03, 1.03)
         axis.grid(axis="y", alpha=0.3)
-    beside = " (hollow: the paper's)" if metric in METRICS else ""  # of noise shares it prints no numbers
-    made.supylabel(TITLES[metric] + beside, fontsize=9)
+    hollow = " (hollow: the paper's)" if metric in METRICS else ""  # of noise shares it prints no numbers
+    made.supylabel(TITLES[metric] + hollow, fontsize=9)
+    made.supxlabel(f"profile {profile}, {results.said_splits()}; bars are standard errors", fontsize=8, color="#555555")
     return made
 
 
-def robustness(results: ByBeta) -> Any:
+def robustness(results: ByBeta, profile: str) -> Any:
     """Scores of PPGPR-MFD against beta_reg, each less its mean over the values; by data set."""
     made, axes = figure(1, len(METRICS))
+    markers = "os^Dv"  # of data sets: colours are methods'
     for axis, metric in zip(axes.flat, METRICS, strict=True):
-        for dataset, by_beta in results.items():
+        for i, (dataset, by_beta) in enumerate(results.items()):
             betas = sorted(by_beta)
             means = [statistics.mean(by_beta[beta][metric]) for beta in betas]
             base = statistics.mean(means)
             relative = [100 * (mean / base - 1) if metric != "nll" else mean - base for mean in means]
-            axis.plot(range(len(betas)), relative, "o-", markersize=4, linewidth=1, label=dataset)
+            colour = tint(COLOURS["ppgpr-mfd"], 1 - 0.18 * i)
+            style = {"color": colour, "markersize": 4, "linewidth": 1, "label": dataset}
+            axis.plot(range(len(betas)), relative, f"{markers[i % len(markers)]}-", **style)
             axis.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
         axis.set_xlabel("$\\beta_{\\rm reg}$", fontsize=9)
         axis.set_title(f"{TITLES[metric]}, {'nats' if metric == 'nll' else '%'} from the mean", loc="left", fontsize=9)
         axis.grid(axis="y", alpha=0.3)
     axes[0, 0].legend(frameon=False, fontsize=7)
+    counts = [len(scores["nll"]) for by_beta in results.values() for scores in by_beta.values()]
+    made.supxlabel(f"PPGPR-MFD, profile {profile}, {said_splits(counts)}", fontsize=8, color="#555555")
     return made
 
 
@@ -135,6 +134,7 @@ def cost(growth: list[dict[str, Any]]) -> Any:
     from matplotlib.ticker import LogLocator
 
     shown = [row for row in growth if row["variable"] in ("M", "B")]
+    held = {"M": "B", "B": "M"}
     made, axes = figure(2, 2)
     for row in shown:
         j = ("M", "B").index(row["variable"])
@@ -148,7 +148,9 @@ def cost(growth: list[dict[str, Any]]) -> Any:
             axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.yaxis.set_major_formatter("{x:g}")
             axis.minorticks_off()
-        axes[1, j].set_xlabel(variable)
+            axis.grid(alpha=0.3)
+        fixed = {row.get("held", {}).get(held[variable]) for row in shown if row["variable"] == variable} - {None}
+        axes[1, j].set_xlabel(variable + "".join(f", at {held[variable]} = {size:,}" for size in sorted(fixed)))
         axes[0, j].set_ylabel("seconds a step", fontsize=8)
         axes[1, j].set_ylabel("MB beyond the model", fontsize=8)
     axes[0, 0].legend(frameon=False, fontsize=7)
@@ -157,15 +159,16 @@ def cost(growth: list[dict[str, Any]]) -> Any:
 
 # --- in-sample comparison ---
 
-ROWS, POINTS, EPOCHS, EXACT_STEPS = 200, 50, 200, 100
+ROWS, POINTS, EPOCHS, EXACT_STEPS = 200, 50, 1000, 100
 NOISE = 0.05  # deviation of the noise on the draws
 SHOWN = 0.6  # of the range, for the periodic draw: beyond, it is extrapolated
 COMPARED_IN_SAMPLE = ("exact", "svgp", "ppgpr-mfd")
+PRIORS = {"periodic": "periodic", "matern52": "Matérn 5/2"}
 
 
 def priors() -> dict[str, Kernel]:
     """The kernels of the draws: lengthscale .1, or period .2, and outputscale 1."""
-    found = {name: make_kernel(name, 1).double() for name in ("periodic", "matern52")}
+    found = {name: make_kernel(name, 1).double() for name in PRIORS}
     found["periodic"].base_kernel.period_length = 0.2
     found["matern52"].base_kernel.lengthscale = 0.1
     for kernel in found.values():
@@ -182,12 +185,11 @@ def drawn(kernel: Kernel, generator: torch.Generator) -> Data:
 
 
 def fitted(kernel: str, rows: Data, *, epochs: int, seed: int) -> dict[str, Any]:
-    """Models of these rows by name: the exact GP, and the others by the default recipe from that GP's kernel on."""
+    """Models of these rows by name, each from default hyper-parameters on, as in the paper."""
     generator = torch.Generator().manual_seed(seed)
-    exact = fit_exact(kernel, rows.x, rows.y, generator=generator, iterations=EXACT_STEPS)
-    models: dict[str, Any] = {"exact": exact}
+    models: dict[str, Any] = {"exact": fit_exact(kernel, rows.x, rows.y, generator=generator, iterations=EXACT_STEPS)}
     for method in COMPARED_IN_SAMPLE[1:]:
-        settings = Settings(METHODS[method], copy.deepcopy(exact.kernel), n_inducing=POINTS, epochs=epochs)
+        settings = Settings(METHODS[method], kernel, n_inducing=POINTS, epochs=epochs, recipe=RECIPES["adam"])
         models[method] = train(settings, rows, generator=generator).model
     return models
 
@@ -204,11 +206,17 @@ def in_sample(*, seed: int = 0, epochs: int = EPOCHS) -> Any:
             dist = models[method].predict(rows.x)
             x = rows.x[:, 0].numpy()
             low, high = dist.mean - 2 * dist.std, dist.mean + 2 * dist.std
-            axis.fill_between(x, low, high, color=COLOURS[method], alpha=0.3, linewidth=0)
-            axis.plot(x, dist.mean, color=COLOURS[method], linewidth=1.2)
-            axis.plot(x, rows.y, ".", color="#bbbbbb", markersize=2)
-            axis.plot(seen.x[:, 0], seen.y, ".", color="black", markersize=2)
-            axis.set_title(f"{LABELS[method]}, {name}", loc="left", fontsize=9)
+            axis.fill_between(x, low, high, color=tint(COLOURS[method], 0.3), linewidth=0, label="two deviations")
+            axis.plot(x, dist.mean, color=COLOURS[method], linewidth=1.2, label="mean")
+            new = slice(seen.size, None)
+            if seen.size < rows.size:
+                axis.axvline(x[seen.size], color="#555555", linestyle=":", linewidth=1)
+                axis.plot(x[new], rows.y[new], "x", color="#555555", markersize=2.5, label="not seen")
+            axis.plot(seen.x[:, 0], seen.y, ".", color="#555555", markersize=2.5, label="seen")
+            axis.set_title(f"{LABELS[method]}, {PRIORS[name]}", loc="left", fontsize=9)
+            axis.set_xlabel("x", fontsize=8)
+        line[0].set_ylabel("y", fontsize=8)
+    made.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return made
 
 
@@ -222,12 +230,12 @@ def figures(folder: Path, profile: str, growth: Path | None = None) -> list[Path
     for metric in TITLES:
         for name, methods in (("", (*COMPARED, *BASELINES)), ("ablation-", ABLATION)):
             if any(results.scores(dataset, method, metric) for dataset in results.datasets for method in methods):
-                files += save(scores(results, methods, metric), place, f"{name}{metric.replace('_', '-')}")
+                files += save(scores(results, methods, metric, profile), place, f"{name}{metric.replace('_', '-')}")
     files += save(univariate(), place, "univariate")
     files += save(in_sample(), place, "in-sample")
     by_beta = of_beta(read(folder))
     if by_beta:
-        files += save(robustness(by_beta), place, "robustness")
+        files += save(robustness(by_beta, profile), place, "robustness")
     if growth is not None:
         files += save(cost(json.loads(growth.read_text(encoding="utf-8"))["growth"]), place, "cost")
     return files

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -30,7 +30,11 @@ from paragp.gp.methods import METHODS
 LARGE = ("3droad", "song", "buzz", "houseelectric")  # batches of 10,000 rows
 SMALLER = ("pol", "elevators", "bike", "kin40k", "keggdirected")
 BASELINES = ("exact", "raissi")
+TIMING = "timing"  # the folder of seconds, beside the runs
 EXACT_SPLITS = {"3droad": 1, "song": 1, "buzz": 0, "houseelectric": 0}  # the paper's, where they are not the profile's
+
+
+BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left{postfix}"
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,12 @@ class Profile:
     exact_splits: int
     M: int
     recipe: str
+    batch_size: int | None = None
     epochs: int | None = None
     large_epochs: int | None = None  # of sets with batches of 10,000 rows, if not as many as of the others
     baseline_steps: int | None = None  # of the baselines' own training, if not what they take by default
+    exact_rows: int = 4000  # that the exact GP learns on by Cholesky factors; it is conditioned on all
+    exact_cg_steps: int = 0  # of its learning on all rows after that, by conjugate gradients
     every_value: bool = False  # a run for each value of a method's grid, as in the paper; else one that searches
 
     def specs(
@@ -96,7 +103,7 @@ class Profile:
         if method in BASELINES:
             return None, self.baseline_steps
         if dataset not in LARGE:
-            return None, self.epochs
+            return self.batch_size, self.epochs
         epochs = 200 if dataset == "houseelectric" and self.epochs == 400 else self.large_epochs or self.epochs
         return 10_000, epochs
 
@@ -111,8 +118,11 @@ class Profile:
 PROFILES = {
     "smoke": Profile(("diabetes",), splits=2, exact_splits=2, M=20, recipe="auto", epochs=5, baseline_steps=5),
     "lite": Profile(SMALLER, splits=2, exact_splits=2, M=1000, recipe="auto", large_epochs=10),
-    "full": Profile(tuple(DATASETS), splits=10, exact_splits=3, M=1000, recipe="adam", epochs=400, every_value=True),
-}
+    "full": Profile(
+        tuple(DATASETS), splits=10, exact_splits=3, M=1000, recipe="adam", batch_size=1000, epochs=400,
+        exact_rows=10_000, exact_cg_steps=3, every_value=True,  # the exact GP as in Wang et al. 2019
+    ),
+}  # fmt: skip
 
 
 def sharded(specs: list[Spec], shard: str) -> list[Spec]:
@@ -137,10 +147,10 @@ def _is_done(spec: Spec, file: Path) -> bool:
         return False
     made = _read(file)["spec"]
     for name, wanted in asdict(spec).items():
-        if made[name] != wanted:
+        if made.get(name) != wanted:
             raise ValueError(
-                f"{file} was made with {name} = {made[name]}, and {wanted} is wanted. Move it away, or choose another "
-                "folder with --results."
+                f"{file} was made with {name} = {made.get(name)}, and {wanted} is wanted. Move it away, or choose "
+                "another folder with --results."
             )
     return True
 
@@ -152,11 +162,23 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    """A run's file, or one of seconds."""
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+        if file.parent.name != TIMING and not isinstance(found.get("spec"), dict):
+            raise ValueError("it does not say what was run")
     except ValueError as error:
         raise ValueError(f"{file} is not a run's file: {error}. Delete it, and its run is done again.") from error
     return found
+
+
+class Work(NamedTuple):
+    """What a run takes, so that time left is told by what is left to do, not by how many runs are left."""
+
+    cost: float = 1.0  # beside other runs'
+    steps: int | None = None  # that it reports at the most, where that is known
 
 
 def run(
@@ -164,6 +186,7 @@ def run(
     folder: Path,
     execute: Callable[[Spec, Callable[[], None]], dict[str, Any]],
     *,
+    work: Callable[[Spec], Work] = lambda _: Work(),
     show_progress: bool | None = None,
 ) -> dict[str, str]:
     """Do what is missing; returns what failed, by name, with the reason, which is also said at once.
@@ -173,24 +196,32 @@ def run(
     A run that fails does not keep the others from being done, and is tried again the next time.
     """
     failures: dict[str, str] = {}
-    with tqdm(total=len(specs), unit="run", disable=None if show_progress is None else not show_progress) as bar:
-        for spec in specs:
-            bar.set_description(f"{spec.name} ({len(failures)} failed)" if failures else spec.name)
-            if missing([spec], folder):  # another process may have been here
-                start, ticks = time.perf_counter(), itertools.count(1)
+    works = [work(spec) for spec in specs]
+    hidden = None if show_progress is None else not show_progress
+    with tqdm(total=sum(each.cost for each in works), disable=hidden, bar_format=BAR) as bar:
+        for i, (spec, (cost, steps)) in enumerate(zip(specs, works, strict=True), 1):
+            failed = f", {len(failures)} failed" if failures else ""
+            bar.set_description(f"run {i} of {len(specs)}{failed}: {spec.name}")
+            start, ticks = time.perf_counter(), itertools.count(1)
 
-                def tick(ticks: Iterator[int] = ticks) -> None:
-                    bar.set_postfix_str(f"step {next(ticks)}")
+            def tick(ticks: Iterator[int] = ticks, steps: int | None = steps) -> None:
+                step = next(ticks)
+                bar.set_postfix_str(f"step {step}" if steps is None else f"step {step} of {max(step, steps)}")
 
-                try:
+            try:
+                if missing([spec], folder):  # another process may have been here
                     found = execute(spec, tick)
                     check_scores(found)
-                except Exception as error:
-                    failures[spec.name] = f"{type(error).__name__}: {error}"
-                    tqdm.write(f"Failed: {spec.name}: {failures[spec.name]}", file=sys.stderr)
-                else:
-                    store(spec, found, {"seconds": time.perf_counter() - start} | found.pop("timing", {}), folder)
-            bar.update()
+                    seconds = time.perf_counter() - start
+                    store(spec, found, {"seconds": seconds} | found.pop("timing", {}), folder)
+                    if bar.disable and not hidden:  # for who reads it later, in a file
+                        print(
+                            f"Run {i} of {len(specs)}: {spec.name} took {seconds:.0f} s.", file=sys.stderr, flush=True
+                        )
+            except Exception as error:
+                failures[spec.name] = f"{type(error).__name__}: {error}"
+                tqdm.write(f"Failed: {spec.name}: {failures[spec.name]}", file=sys.stderr)
+            bar.update(cost)
     return failures
 
 
@@ -206,14 +237,14 @@ def check_scores(found: dict[str, Any]) -> None:
 
 def store(spec: Spec, found: dict[str, Any], seconds: dict[str, float], folder: Path) -> None:
     """The seconds first: a run's file says that all of it is done."""
-    (folder / "timing").mkdir(parents=True, exist_ok=True)
-    _write(folder / "timing" / f"{spec.name}.json", {**seconds, **machine()})
+    (folder / TIMING).mkdir(parents=True, exist_ok=True)
+    _write(folder / TIMING / f"{spec.name}.json", {**seconds, **machine()})
     _write(folder / f"{spec.name}.json", {"spec": asdict(spec), **found})
 
 
 def timing(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The seconds of a run that is done, and the machine; nothing where the file is missing."""
-    file = folder / "timing" / f"{Spec(**spec).name}.json"
+    file = folder / TIMING / f"{Spec(**spec).name}.json"
     return _read(file) if file.exists() else {}
 
 

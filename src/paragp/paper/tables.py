@@ -17,10 +17,10 @@ from typing import Any
 from scipy.stats import rankdata
 
 from paragp.atomic import writing
-from paragp.data.datasets import DATASETS
+from paragp.data.datasets import DATASETS, FLOOR
 from paragp.gp.methods import METHODS
 from paragp.paper.protocol import PROFILES, read
-from paragp.paper.reported import reported
+from paragp.paper.reported import beside, reported
 
 METRICS = ("nll", "rmse", "crps")
 COMPARED = ("map", "gamma-robust", "svgp", "od-svgp", "vfitc", "ppgpr-mfd")  # Table 1
@@ -29,6 +29,9 @@ RAISSI_AS_PUBLISHED = "raissi-without-noise"  # its authors' predictive variance
 LABELS = {name: method.label for name, method in METHODS.items()} | {
     "exact": "Exact", "raissi": "Raissi et al.", RAISSI_AS_PUBLISHED: "Raissi et al., no noise",
 }  # fmt: skip
+
+ESCAPES = {"α": r"$\alpha$", "γ": r"$\gamma$", "δ": r"$\delta$", "±": r"$\pm$", "_": r"\_", "%": r"\%"}  # for LaTeX
+WIDE = 40  # characters, beyond which a column of LaTeX breaks its lines
 
 Value = tuple[float | None, float | None]  # of beta_reg and gamma, as asked for: None is searched within a run
 
@@ -68,12 +71,26 @@ class Results:
         found = [{k for name, other, k in self.runs if (name, other) == (dataset, method)} for method in methods]
         return sorted(set.intersection(*found)) if found else []
 
+    def said_splits(self) -> str:
+        """How many splits of each data set were run, in words."""
+        return said_splits([len({k for name, _, k in self.runs if name == dataset}) for dataset in self.datasets])
+
     def score(self, dataset: str, method: str, k: int, metric: str) -> float:
         return float(self.runs[dataset, method, k]["scores"][metric])
 
     def scores(self, dataset: str, method: str, metric: str) -> list[float]:
         """Over the splits that were run."""
         return [self.score(dataset, method, k, metric) for k in self.splits(dataset, [method])]
+
+
+def said_splits(counts: Sequence[int]) -> str:
+    """How many splits of each data set there are, in words.
+
+    >>> said_splits([1]), said_splits([2, 2]), said_splits([1, 2])
+    ('1 split of each set', '2 splits of each set', '1 to 2 splits of each set')
+    """
+    low, high = min(counts, default=0), max(counts, default=0)
+    return f"{low if low == high else f'{low} to {high}'} split{'' if high == 1 else 's'} of each set"
 
 
 ByBeta = dict[str, dict[float, dict[str, list[float]]]]  # data set, beta_reg, metric: scores of the splits
@@ -123,10 +140,16 @@ class Table:
             for i, row in self._rows()
         ]
         return "\n".join([
-            r"\begin{table}", rf"\caption{{{_escaped(self.caption)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", rf"{heads} \\ \hline", *lines,
-            r"\end{tabular}", r"\end{table}",
+            "% needs: \\usepackage{longtable}", r"\begingroup\footnotesize\setlength{\tabcolsep}{3pt}",
+            rf"\begin{{longtable}}{{{self._widths()}}}", rf"\caption{{{_escaped(self.caption)}}} \\",
+            rf"{heads} \\ \hline", r"\endhead", *lines, r"\end{longtable}", r"\endgroup",
         ])  # fmt: skip
+
+    def _widths(self) -> str:
+        """LaTeX's columns: numbers to the right, and what is longer than that in lines."""
+        longest = [max(len(row[j]) for row in [self.columns, *self.rows]) for j in range(len(self.columns))]
+        kinds = ["p{.26\\linewidth}" if size > WIDE else "r" if j else "l" for j, size in enumerate(longest)]
+        return "".join(kinds)
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -142,7 +165,7 @@ class Table:
 
 
 def _escaped(text: str) -> str:
-    for letter, command in {"γ": r"$\gamma$", "δ": r"$\delta$", "±": r"$\pm$", "_": r"\_", "%": r"\%"}.items():
+    for letter, command in ESCAPES.items():
         text = text.replace(letter, command)
     return text
 
@@ -173,7 +196,7 @@ def papers_ranks(datasets: Iterable[str], methods: Sequence[str], metric: str) -
 def rank_table(name: str, results: Results, methods: Sequence[str], profile: str) -> Table:
     """Table 1 or 2: mean ranks by metric, ours and the paper's on the same sets."""
     datasets = [dataset for dataset in results.datasets if results.splits(dataset, methods)]
-    splits = sum(len(results.splits(dataset, methods)) for dataset in datasets)
+    splits = [len(results.splits(dataset, methods)) for dataset in datasets]
     ours = {metric: ranks(results, methods, metric) for metric in METRICS}
     papers = {metric: papers_ranks(datasets, methods, metric) for metric in METRICS}
     rows = [
@@ -187,7 +210,7 @@ def rank_table(name: str, results: Results, methods: Sequence[str], profile: str
         (methods.index(min(found, key=found.__getitem__)), 1 + 2 * i) for i, found in enumerate(ours.values()) if found
     )
     caption = (
-        f"Mean ranks over {splits} splits of {', '.join(datasets) or 'no data set'} (profile {profile}); 1 is best. "
+        f"Mean ranks on {', '.join(datasets) or 'no data set'} (profile {profile}, {said_splits(splits)}); 1 is best. "
         "Beside ours the paper's, recomputed from its printed means on the same data sets as far as it has them."
     )
     columns = ["method", *(head for metric in METRICS for head in (metric.upper(), "paper"))]
@@ -208,12 +231,17 @@ def complete_table(results: Results, profile: str) -> Table:
                 totals = {m: sum(results.score(dataset, m, k, metric) for k in common) for m in present}
                 if common and method == min(totals, key=totals.__getitem__):
                     best.add((len(rows), len(row)))
-                printed = reported().get((dataset, method, metric))
-                row += [_with_error(results.scores(dataset, method, metric)), _number(printed and printed.mean, 3)]
+                ours, printed = results.scores(dataset, method, metric), beside(dataset, method, metric)
+                row += [
+                    _score(statistics.mean(ours), standard_error(ours)),
+                    "" if printed is None else _score(printed.mean, printed.stderr),
+                ]
             rows.append(row)
     caption = (
-        f"Test scores (profile {profile}), standardised: mean ± standard error over splits, and the paper's mean. "
-        "Bold: the best over those splits of a data set that all its methods were run on."
+        f"Test scores (profile {profile}, {results.said_splits()}), standardised, deviations floored at {FLOOR:g}: "
+        "mean ± standard error over splits, and the paper's, of ten splits (Exact: three) without a floor; of "
+        "houseelectric it had another copy. Bold: the best over those splits of a data set that all its methods were "
+        "run on."
     )
     columns = ["data set", "method", "splits", *(head for metric in METRICS for head in (metric.upper(), "paper"))]
     return Table("complete", caption, columns, rows, frozenset(best))
@@ -249,9 +277,8 @@ def write(found: Iterable[Table], folder: Path) -> list[Path]:
     return files
 
 
-def _with_error(values: list[float]) -> str:
-    mean, error = statistics.mean(values), standard_error(values)
-    return f"{mean:.3f}" if error is None else f"{mean:.3f} ± {error:.3f}"
+def _score(mean: float, error: float | None) -> str:
+    return f"{mean:.3f}" if error is None or math.isnan(error) else f"{mean:.3f} ± {error:.3f}"
 
 
 def standard_error(values: list[float]) -> float | None:

@@ -24,7 +24,7 @@ from paragp.gp.methods import METHODS, Method
 from paragp.metrics import coverage
 from paragp.paper import figures, protocol, tables
 from paragp.paper.dropout import SIZES, MCDropoutRegressor
-from paragp.paper.protocol import Spec
+from paragp.paper.protocol import Spec, Work
 from paragp.paper.uci import Tick, scores, tensors
 from paragp.predictive import Array, PredictiveDistribution
 from paragp.training.recipe import RECIPES, Settings
@@ -130,6 +130,11 @@ def specs(profile: str, cities: Iterable[str], methods: Iterable[str], splits: I
              chosen.epochs if DEEP[method].method else chosen.dropout_epochs)
         for name in cities for k in splits for method in methods
     ]  # fmt: skip
+
+
+def work(spec: Spec) -> Work:
+    """What a run takes, as far as it is known before: its epochs, each over one of a few like cities."""
+    return Work(float(spec.epochs or 1), None)
 
 
 def execute(spec: Spec, tick: Tick = lambda: None) -> dict[str, Any]:

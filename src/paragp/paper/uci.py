@@ -1,25 +1,25 @@
 """A run of the comparison on univariate regression tables (Sec. Experiments): from a spec to test scores."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from sklearn.datasets import load_diabetes
 
-from paragp.data.datasets import FLOOR, Split, Table, load, split
+from paragp.data.datasets import DATASETS, FLOOR, SHARES, Split, Table, load, split
 from paragp.data.rows import Data
 from paragp.gp.exact import fit_exact
 from paragp.gp.methods import METHODS
 from paragp.metrics import floored_scores, noise_fraction
-from paragp.paper.protocol import Spec
+from paragp.paper.protocol import PROFILES, Spec, Work
 from paragp.paper.raissi import fit_raissi
 from paragp.predictive import PredictiveDistribution
 from paragp.training.recipe import RECIPES, Settings
-from paragp.training.train import train
+from paragp.training.train import total_epochs, train
 
 SCORES = ("nll", "rmse", "crps", "noise_fraction")
 EXACT_STEPS, RAISSI_STEPS = 100, 1000
-EXACT_ROWS = 4000  # that the exact GP's hyper-parameters are learned on; it is conditioned on all
 
 Tick = Callable[[], object]  # called after each epoch or step
 
@@ -70,11 +70,11 @@ def scalable(spec: Spec, parts: Split, tick: Tick) -> dict[str, Any]:
 
 
 def exact(spec: Spec, parts: Split, tick: Tick) -> dict[str, Any]:
-    rows = tensors(parts.train)
+    rows, profile = tensors(parts.train), PROFILES[spec.profile]
     generator = torch.Generator().manual_seed(0)
     gp = fit_exact(
-        "matern52", rows.x, rows.y, generator=generator, iterations=spec.epochs or EXACT_STEPS, learn_rows=EXACT_ROWS,
-        cg_steps=0, progress=tick,
+        "matern52", rows.x, rows.y, generator=generator, iterations=spec.epochs or EXACT_STEPS,
+        learn_rows=profile.exact_rows, cg_steps=profile.exact_cg_steps, progress=tick,
     )  # fmt: skip
     gp.double()  # tens of thousands of rows leave single precision no digits
     factor = gp.factorise()
@@ -92,6 +92,16 @@ def raissi(spec: Spec, parts: Split, tick: Tick) -> dict[str, Any]:
     noise = float(model.noise.detach()) ** 0.5
     without = _scored(model.predict_function, parts)
     return {**_scored(model.predict, parts), "noise_std": noise, "without_noise": without}
+
+
+def work(spec: Spec) -> Work:
+    """What a run takes: for steps of Adam, their number times M^3 + B M^2; for the exact GP, a factor of all rows."""
+    rows = DATASETS[spec.dataset].rows * SHARES[0] if spec.dataset in DATASETS else 300.0
+    if spec.method in BY_NAME:
+        return Work(rows**3 / 3 if spec.method == "exact" else RAISSI_STEPS * 4 * spec.M**3)
+    wanted, n = settings(spec), round(rows)
+    config, epochs = wanted.config(n), total_epochs(wanted, n, searching=True)
+    return Work(epochs * math.ceil(n / config.batch_size) * 5 * (spec.M**3 + config.batch_size * spec.M**2), epochs)
 
 
 Runner = Callable[[Spec, Split, Tick], dict[str, Any]]
