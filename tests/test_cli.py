@@ -112,6 +112,21 @@ def test_fit_writes_what_the_estimator_learns(ending, files, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_the_default_from_fit_to_report(files):
+    words = ["--target", "price", "--drop", "id", "--drop", "weight", "--inducing", "20", "--calibrate", "0.2"]
+    done = run("fit", files / "train.csv", "--out", "model", *words)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("Fitted two-stage to ")
+    assert "two-stage model of 'price'" in run("info", "model").stdout
+    done = run("predict", "model", files / "new.csv", "--out", "p.csv", "--interval", ".5", "--quantiles", ".1,.9")
+    assert done.exit_code == 0, done.output
+    assert "coverage at 90 %" in run("evaluate", "model", files / "new.csv").stdout
+    done = run("report", "model", files / "new.csv", "--out", "report.html")
+    assert done.exit_code == 0, done.output
+    assert "Two-stage" in Path("report.html").read_text(encoding="utf-8")
+    assert run("export", "model", "--onnx", "model.onnx", "--interval", ".5").exit_code == 0
+
+
 def test_the_papers_recipe_by_name(files):
     assert fit(files / "train.csv", "model", "--recipe", "adam").exit_code == 0
     assert ParametricGPRegressor.load("model").recipe == "adam"

@@ -100,6 +100,41 @@ def test_intervals_are_guaranteed_after_calibration(fitted):
     model.fitted_.calibration = None
 
 
+def leaning_table(n, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, (n, 2))
+    return x, np.sin(2 * x[:, 0]) + 0.3 * rng.exponential(size=n)
+
+
+def test_guaranteed_intervals_lean_as_the_distributions_do():
+    model = ParametricGPRegressor(n_inducing=50, random_state=0).fit(*leaning_table(600, 0))
+    assert not model.fitted_.shape.is_normal
+    x, y = leaning_table(4000, 2)
+    model.calibrate(*leaning_table(1000, 1))
+    low, high = model.predict_interval(x, 0.9, guaranteed=True).T
+    assert np.mean((low <= y) & (y <= high)) == pytest.approx(0.9, abs=0.03)
+    assert np.mean(y < low) == pytest.approx(0.05, abs=0.03)
+    assert np.mean(y > high) == pytest.approx(0.05, abs=0.03)
+
+
+def test_a_calibration_of_z_scores_serves_a_normal_alone(fitted, tmp_path):
+    leaning = ParametricGPRegressor(n_inducing=50, random_state=0).fit(*leaning_table(600, 0))
+    leaning.calibrate(*leaning_table(100, 1))
+    fitted.calibrate(*table(100, seed=1))
+    expected = fitted.predict_interval(X)
+    for model, name in ((fitted, "normal"), (leaning, "leaning")):
+        model.save(tmp_path / name)
+        file = tmp_path / name / "config.json"
+        config = json.loads(file.read_text())
+        del config["calibration"]["scores"]  # as it was written before
+        config["config_sha256"] = _checksum(config)
+        file.write_text(json.dumps(config))
+    np.testing.assert_array_equal(ParametricGPRegressor.load(tmp_path / "normal").predict_interval(X), expected)
+    with pytest.raises(ModelFileError, match="calibrate the model again"):
+        ParametricGPRegressor.load(tmp_path / "leaning")
+    fitted.fitted_.calibration = None
+
+
 def test_groups_have_guarantees_of_their_own(fitted):
     fitted.calibrate(*table(1000, seed=1), by="kind")
     new, y = table(4000, seed=2)

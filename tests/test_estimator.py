@@ -775,3 +775,15 @@ def test_whatever_the_array_a_prediction_or_a_reason(x, random):
             return
     assert np.isfinite(mean).all()
     assert (std > 0).all()
+
+
+def test_many_copies_of_rows_are_said_where_they_count():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 2))
+    y = x[:, 0] + 0.1 * rng.normal(size=600)
+    twice = np.concatenate([x, x]), np.concatenate([y, y])
+    with pytest.warns(UserWarning, match="600 of 1200 rows are copies of others"):
+        ParametricGPRegressor(n_inducing=10, random_state=0).fit(*twice)
+    few = np.concatenate([x, rng.normal(size=(500, 2)), x[:20]]), np.concatenate([y, rng.normal(size=500), y[:20]])
+    ParametricGPRegressor(n_inducing=10, random_state=0).fit(*few)  # a warning would be an error
+    ParametricGPRegressor("svgp", n_inducing=10, max_epochs=1, random_state=0).fit(*twice)

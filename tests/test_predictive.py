@@ -130,6 +130,21 @@ def test_normal_scores_have_the_same_probability(dof, y):
     assert found * y >= 0
 
 
+def test_units_that_point_the_other_way_mirror_a_shape():
+    leaning = Shape(parts=((0.8, -0.3, 0.2), (0.2, 1.2, 1.0)))
+    dist = PredictiveDistribution(np.zeros(1), np.ones(1), 0.0, leaning)
+    levels = np.array([0.05, 0.5, 0.95])
+    np.testing.assert_allclose(dist.rescaled(1.0, -2.0).ppf(levels), 1.0 - 2.0 * dist.ppf(1 - levels), rtol=1e-9)
+
+
+@pytest.mark.parametrize("coverage", [1 - 1e-16, 1 - 2e-16, 1e-16])
+def test_the_widest_and_narrowest_intervals_have_ends(coverage):
+    for shape in (Shape(), Shape(3.0), Shape(parts=((0.8, -0.3, 0.2), (0.2, 1.2, 1.0)))):
+        low, high = PredictiveDistribution(np.zeros(1), np.ones(1), 0.0, shape).interval(coverage)[0]
+        assert np.isfinite([low, high]).all()
+        assert low <= high
+
+
 def test_scores_of_targets_far_away_are_numbers():
     dist, _ = student(4.0)
     far = np.array(1e120)

@@ -142,3 +142,25 @@ def test_parts_without_weight_do_not_count():
 def test_parts_that_are_no_distribution_are_refused(parts):
     with pytest.raises(ValueError, match="parts must be"):
         Shape(parts=parts)
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(), Shape(2.1), Shape(1000.0), LEANING, Shape(parts=((0.5, -1.0, 0.1), (0.5, 1.0, 3.0)))]
+)
+def test_how_far_out_rises_without_an_end_and_inverts(shape):
+    z = np.array([-1e6, -1e3, -50.0, -3.0, -0.1, 0.0, 0.4, 2.0, 60.0, 1e4, 1e7])
+    reach = shape.reach(z)
+    assert (np.diff(reach) > 0).all()
+    np.testing.assert_allclose(shape.at_reach(reach), z, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(shape.at_reach(np.array(1.3)), shape.at_reach(np.array([1.3]))[0])
+
+
+def test_a_mirror_turns_a_shape_around():
+    z = np.linspace(-3, 5, 9)
+    np.testing.assert_allclose(LEANING.mirrored().cdf(-z), 1 - LEANING.cdf(z), atol=1e-12)
+    np.testing.assert_allclose(LEANING.mirrored().crps(-z), LEANING.crps(z), rtol=1e-9)
+
+
+def test_one_level_gives_one_quantile():
+    for shape in (Shape(), Shape(3.0), LEANING):
+        assert shape.ppf(np.array(0.3)).shape == ()

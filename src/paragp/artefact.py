@@ -43,6 +43,7 @@ FORMAT, VERSION = "paragp model", 1
 CONFIG, TENSORS, CARD = "config.json", "model.safetensors", "README.md"
 TAILS, PARTS = "likelihood.tails", "likelihood.parts"
 LEADING = "family.S.leading"
+REACH = "reach"  # what a calibration's scores are: `PredictiveDistribution.reach`
 SCORES = "calibration."  # how the names of a calibration's tensors begin
 CONFIG_LIMIT = 100 * 2**20  # bytes: more is not a config
 
@@ -272,9 +273,13 @@ def _assemble(
     if LEADING in tensors and not 1 <= int(tensors[LEADING]) <= len(model.family.S.a):
         raise ValueError(f"the tensor {LEADING!r} is {int(tensors[LEADING])}, not a number of the inducing points")
     try:
-        _ = model.likelihood.shape
+        shape = model.likelihood.shape
     except ValueError as error:
         raise ValueError(f"the tensor {PARTS!r} is no distribution's: {error}") from error
+    if calibration is not None and config["calibration"].get("scores") != REACH and not shape.is_normal:
+        raise ValueError(
+            "the calibration is of z-scores, as before there were shapes: fit and calibrate the model again"
+        )
     p = model.X.shape[1] if isinstance(model, ExactGP) else model.family.Z.shape[1]
     if not all(bool(_kernel_values(kernel, p).isfinite().all()) for kernel in _kernels(model)):
         raise ValueError("the kernel gives NaN or infinite values")
@@ -290,7 +295,9 @@ def _scores(calibration: Calibration | None) -> dict[str, Tensor]:
 
 
 def _calibrated(calibration: Calibration | None) -> dict[str, Any] | None:
-    return None if calibration is None else {"by": calibration.by, "groups": list(calibration.groups)}
+    if calibration is None:
+        return None
+    return {"by": calibration.by, "groups": list(calibration.groups), "scores": REACH}
 
 
 def _calibration(record: Any, tensors: dict[str, Tensor], names: list[str]) -> Calibration | None:

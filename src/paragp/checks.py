@@ -15,6 +15,7 @@ from paragp.data.tables import Array, absent
 from paragp.gp.kernels import covariance, kernel_name, make_kernel
 
 HEAVIEST = 1e15  # the largest weight lies below, and above one over it: float32 must hold sums of them
+MANY_COPIES = 0.1  # of the rows, from which on it is said
 LARGEST = 1e140  # spread of a target, and one over it the smallest: squares must stay in range
 
 
@@ -146,6 +147,21 @@ def warn_of_constants(x: Array, low: float, high: float) -> None:
     elif not np.ptp(x, axis=0).any():
         warnings.warn(
             "All inputs are constant. The model can only predict the target's mean and deviation.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_copies(x: Array, y: Array) -> None:
+    """Say where many rows of x (n, d), y (n,) are copies: who leaves one of them out has still seen it."""
+    weights = np.random.default_rng(0).normal(size=x.shape[1] + 1)
+    sums = np.einsum("ij,j->i", x, weights[:-1]) + weights[-1] * y  # equal rows have equal sums, to the bit
+    copies = len(y) - len(np.unique(sums))
+    if copies >= MANY_COPIES * len(y):
+        warnings.warn(
+            f"{copies} of {len(y)} rows are copies of others: the same inputs and the same target. They count as rows "
+            "of their own, so that new rows are expected to be copies as often. If they will not be, the intervals "
+            "come out far too narrow: pass each row once.",
             UserWarning,
             stacklevel=3,
         )

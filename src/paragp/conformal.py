@@ -1,9 +1,10 @@
-"""Intervals with a guarantee: split conformal prediction on the z-scores of rows that the model has not seen.
+"""Intervals with a guarantee: split conformal prediction on how far out rows are that the model has not seen.
 
-Where rows are exchangeable, an interval mean +- q std, with q the ceil((n + 1) level)-th smallest |z| of n such rows,
-holds the next row with a probability of at least `level`, and of at most level + 1 / (n + 1) where no two scores are
-equal, whatever the model's faults (Vovk et al. 2005; Lei et al. 2018). The probability is over rows of all kinds; with
-scores by group it is so in each.
+A row's score z is the normal quantile at its cdf: for a normal, (y - mean) / std. Where rows are exchangeable, an
+interval of all that is at most q far out, with q the ceil((n + 1) level)-th smallest |z| of n such rows, holds the next
+row with a probability of at least `level`, and of at most level + 1 / (n + 1) where no two scores are equal, whatever
+the model's faults (Vovk et al. 2005; Lei et al. 2018). The probability is over rows of all kinds; with scores by group
+it is so in each.
 """
 
 import math
@@ -37,7 +38,10 @@ def _exact(level: float) -> Fraction:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What is known of a model's errors: |z| of rows it has not seen, rising; also by group."""
+    """What is known of a model's errors: |z| of rows it has not seen, rising; also by group.
+
+    The z are those of `PredictiveDistribution.reach`: intervals lean to where the model's distributions do.
+    """
 
     scores: Array
     by: str | None = None  # the column that says a row's group
@@ -59,7 +63,7 @@ class Calibration:
         return cls(np.sort(scores), by, {key: np.sort(found[key]) for key in sorted(found)})
 
     def factor(self, level: float, keys: Sequence[str | None] | None = None) -> Array:
-        """How many deviations an interval of this level reaches to each side; by group for each of the rows' groups.
+        """How far out an interval of this level reaches to each side; by group for each of the rows' groups.
 
         A row of a group that was not seen, or of none, gets that of all rows.
         """

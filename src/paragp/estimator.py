@@ -32,6 +32,7 @@ from paragp.checks import (
     numeric_target,
     target_name,
     warn_of_constants,
+    warn_of_copies,
 )
 from paragp.conformal import Calibration
 from paragp.data.parquet import Source
@@ -273,6 +274,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         target = self.fitted_.target if again else fit_target(y, name, weights)
         x = encode(columns, X)
         warn_of_constants(x, y.min(), y.max())
+        if not small and self._method in METHODS and METHODS[self._method].stages:
+            warn_of_copies(x, y)
         dtype = torch.float64 if small else getattr(torch, self.dtype)
         place: dict[str, Any] = {"dtype": dtype, "device": device}
         data = _rows(x, target.encode(y), weights, place)
@@ -590,16 +593,16 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         Of n rows, an interval at level c then covers the next row with a probability of at least c, and of at most
         c + 1 / (n + 1) where no two of them are equally far off, if rows are exchangeable. `by` names an input whose
         values are groups with a guarantee of their own; a group that was not seen has that of all rows. The rows are
-        not kept, only how many deviations they were off.
+        not kept, only how far out they were in their distributions.
         """
         check_is_fitted(self)
         X, y, _ = self._checked(X_cal, y_cal, None, self.fitted_.columns)
         names = [column.name for column in self.fitted_.columns]
         if by is not None and by not in names:
             raise ValueError(f"by must name one of the inputs {', '.join(map(repr, names[:10]))}; got {by!r}.")
-        z = self.fitted_.predict(X).z_scores(y)
+        reach = self.fitted_.predict(X).reach(y)
         keys = () if by is None else group_keys(X, names.index(by))
-        self.fitted_.calibration = Calibration.of(z, by, keys)
+        self.fitted_.calibration = Calibration.of(reach, by, keys)
         return self
 
     def predict_quantiles(self, X: Any, alpha: ArrayLike = (0.05, 0.5, 0.95)) -> Array:
@@ -689,7 +692,8 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         fitted, names = load(path, features=features, mean=mean)
         kernel, stored = fitted.summary["kernel"], fitted.summary["parameters"]
         parameters = {name: stored[name] for name in cls._get_param_names() if name in stored}
-        parameters |= {"method": fitted.method, "kernel": kernel if kernel in KERNELS else fitted.model.kernel}
+        method = "auto" if stored.get("method") == "auto" else fitted.method
+        parameters |= {"method": method, "kernel": kernel if kernel in KERNELS else fitted.model.kernel}
         if isinstance(fitted.summary.get("features"), str):
             parameters["features"] = fitted.model.features
         if isinstance(fitted.summary.get("mean"), str):

@@ -96,8 +96,7 @@ class Fitted:
         dist = self.predict(X) if dist is None else dist
         if self.calibration is None or guaranteed is False:
             return dist.interval(coverage)
-        reach = self.calibration.factor(coverage, self.groups(X)) * dist.std
-        return np.stack([dist.mean - reach, dist.mean + reach], axis=-1)
+        return dist.within_reach(self.calibration.factor(coverage, self.groups(X)))
 
     def groups(self, X: Any) -> list[str | None] | None:
         """The rows' groups, where the calibration is by group."""

@@ -237,28 +237,32 @@ def _reaches(g: _Graph, fitted: Fitted, level: float, matrix: bool) -> tuple[str
     if fitted.calibration is None:
         low, high = fitted.shape.ppf(np.array([(1 - level) / 2, (1 + level) / 2])).tolist()
         return g.const(low), g.const(high)
-    reach = _guaranteed(g, fitted, fitted.calibration, level, matrix)
-    return g.op("Neg", reach), reach
+    low, high = (_guaranteed(g, fitted, fitted.calibration, level, matrix, side) for side in (-1.0, 1.0))
+    return low, high
 
 
-def _guaranteed(g: _Graph, fitted: Fitted, calibration: Calibration, level: float, matrix: bool) -> str:
-    """How many deviations a guaranteed interval reaches to each side."""
+def _guaranteed(g: _Graph, fitted: Fitted, calibration: Calibration, level: float, matrix: bool, side: float) -> str:
+    """Where a guaranteed interval ends on that side, in deviations."""
+
+    def end(factor: Array) -> Array:
+        return fitted.shape.at_reach(side * factor)
+
     if calibration.by is None:
-        return g.const(float(calibration.factor(level)))
+        return g.const(float(end(calibration.factor(level))))
     if matrix or not _is_category(fitted, calibration):
         raise ExportError(
             f"Guarantees by {calibration.by!r}, which is a column of numbers, cannot be exported. Calibrate without by."
         )
-    whole = float(Calibration(calibration.scores).factor(level))
+    whole = float(end(Calibration(calibration.scores).factor(level)))
     groups = [key for key in calibration.groups if key]  # "" is a missing value here, with the factor of all rows
     if not groups:
         return g.const(whole)
-    factors = g.const([*calibration.factor(level, groups).tolist(), whole])
+    ends = g.const([*end(calibration.factor(level, groups)).tolist(), whole])
     which = g.op(
         "LabelEncoder", calibration.by, keys_strings=groups, values_int64s=list(range(len(groups))),
         default_int64=len(groups), domain="ai.onnx.ml",
     )  # fmt: skip
-    return g.op("Gather", factors, g.op("Squeeze", which, g.const([1], np.int64)))
+    return g.op("Gather", ends, g.op("Squeeze", which, g.const([1], np.int64)))
 
 
 def _is_category(fitted: Fitted, calibration: Calibration) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from paragp.shape import NORMAL, Shape
 from paragp.shape import Array as Array
 
+EPSILON = np.finfo(np.float64).epsneg  # 1 less that is the largest level of a quantile
 FLOOR_STEP = 0.05  # how closely rows of a mixture share a floor, relative to it
 
 
@@ -98,6 +99,15 @@ class PredictiveDistribution:
         """
         return self.shape.normal_scores(self.z_scores(y))
 
+    def reach(self, y: ArrayLike) -> Array:
+        """How far out y is, in the normal's deviations: its normal score, without an end. Shape (n,)."""
+        return self.shape.reach(self.z_scores(y))
+
+    def within_reach(self, scores: Array) -> Array:
+        """The interval of what is at most so far out to either side, one number or (n,); shape (n, 2)."""
+        ends = [self.mean + self.std * self.shape.at_reach(side * np.asarray(scores)) for side in (-1, 1)]
+        return np.stack(ends, axis=-1)
+
     def logpdf(self, y: ArrayLike) -> Array:
         """The log density of y, shape (n,)."""
         return self.shape.logpdf(self.z_scores(y)) - np.log(self.std)
@@ -117,7 +127,8 @@ class PredictiveDistribution:
     def interval(self, coverage: float = 0.9) -> Array:
         """The central interval that holds y with probability `coverage`, shape (n, 2)."""
         check_level(coverage)
-        return self.ppf([(1 - coverage) / 2, (1 + coverage) / 2])
+        below = (1 - coverage) / 2
+        return self.ppf([below, min(1 - below, 1 - EPSILON)])
 
     def crps(self, y: ArrayLike) -> Array:
         """Continuous ranked probability score of y, (n,)."""
@@ -168,6 +179,7 @@ class PredictiveDistribution:
             mean=shift + scale * self.mean,
             function_var=scale**2 * self.function_var,
             noise_var=scale**2 * np.asarray(self.noise_var),
+            shape=self.shape if scale >= 0 else self.shape.mirrored(),
         )
 
     def targets(self, y: ArrayLike) -> Array:

@@ -104,7 +104,7 @@ class Shape:
         if len(self.parts) > 1:
             return self.from_normal(ndtri(p))
         quantile = ndtri(p) if math.isinf(self.dof) else np.copysign(stdtrit(self.dof, p), p - 0.5)
-        return self._columns[2] * quantile  # beyond what it can reach, SciPy's is infinite to the wrong side
+        return float(self._columns[2][0]) * quantile  # beyond what it can reach, SciPy's is infinite to the wrong side
 
     def from_normal(self, scores: Array) -> Array:
         """What has these normal scores: `normal_scores`, inverted."""
@@ -128,6 +128,37 @@ class Shape:
             beyond = self.normal_scores(middle) > far
             low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
         return high
+
+    def reach(self, z: Array) -> Array:
+        """How far out z is: its normal score, and beyond FARTHEST_SCORE, where probabilities are no numbers, one more
+        for each deviation. For the normal it is z. `at_reach` is the inverse."""
+        if self.is_normal:
+            return z
+        low, high = self._edges
+        inside = np.clip(self.normal_scores(z), -FARTHEST_SCORE, FARTHEST_SCORE)
+        return inside + np.maximum(z - high, 0) + np.minimum(z - low, 0)
+
+    def at_reach(self, scores: Array) -> Array:
+        """What is as far out as that.
+
+        >>> Shape(4.0).at_reach(Shape(4.0).reach(np.array([-2.0, 0.5]))).round(6)
+        array([-2. ,  0.5])
+        """
+        if self.is_normal:
+            return scores
+        values, places = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
+        beyond = np.sign(values) * np.maximum(np.abs(values) - FARTHEST_SCORE, 0)
+        return (self.from_normal(values) + beyond)[places].reshape(np.shape(scores))
+
+    @cached_property
+    def _edges(self) -> tuple[float, float]:
+        """The quantiles of the farthest scores."""
+        low, high = self.from_normal(np.array([-FARTHEST_SCORE, FARTHEST_SCORE])).tolist()
+        return low, high
+
+    def mirrored(self) -> "Shape":
+        """The shape of -Z."""
+        return Shape(self.dof, tuple((weight, -mean, deviation) for weight, mean, deviation in self.parts))
 
     def crps(self, z: Array) -> Array:
         """Continuous ranked probability score E|Z - z| - E|Z - Z'| / 2, Z and Z' independent."""

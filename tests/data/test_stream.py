@@ -450,6 +450,21 @@ def test_a_stream_gives_a_model_as_good_as_the_table_in_memory(tmp_path):
     np.testing.assert_array_equal(again.predict(new[inputs]), streamed.predict(new[inputs]))
 
 
+def test_the_default_streams_to_a_model_as_good_as_of_the_table(tmp_path):
+    rows, new = frame(700), frame(1000, seed=9)
+    inputs = ["x", "size", "colour", "flag"]
+    folder = write(tmp_path / "rows", rows, groups=100)
+    streamed = regressor(max_epochs="auto").fit_stream(folder, "y", drop=["w", "row"])
+    whole = regressor(max_epochs="auto").fit(rows[inputs], rows["y"])
+    assert streamed.fitted_.method == whole.fitted_.method == "two-stage"
+    scores = [nll(model.predict_dist(new[inputs]), new["y"]) for model in (streamed, whole)]
+    assert scores[0] == pytest.approx(scores[1], abs=0.05)
+    streamed.save(tmp_path / "model")
+    again = ParametricGPRegressor.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_interval(new[inputs]), streamed.predict_interval(new[inputs]))
+    assert again.method == "auto"
+
+
 def test_a_stream_is_checked_as_a_table_is(tmp_path):
     rows = frame(100)[["x", "y", "w"]].astype(float)
     for name, change, said in (

@@ -26,3 +26,9 @@ def heavy():
     model = quick(max_epochs=2).fit(*table())
     model.fitted_.model.likelihood.tails.fill_(0.4)
     return model
+
+
+@pytest.fixture(scope="session")
+def default():
+    """The default, which takes no steps and has noise by the row."""
+    return quick(max_epochs="auto", beta="auto").fit(*table())

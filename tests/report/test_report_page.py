@@ -175,6 +175,19 @@ def test_the_same_rows_give_the_same_bytes(model, data, tmp_path):
     assert a == b == c
 
 
+def test_a_default_is_told_as_what_it_is(default, model, data, tmp_path):
+    """Its noise is not what more rows would leave, and its training has fits and no learning rate."""
+    solved, stepped = (made(each, *data, tmp_path / f"{i}.html") for i, each in enumerate((default, model)))
+    assert "What too few rows leave open among others is counted as noise" in solved.words
+    assert "which more rows would make smaller, and of noise" not in solved.words
+    assert "what too few rows leave open is part of it" in solved.words
+    assert "The model of fit " in solved.words
+    assert "earning rate" not in solved.words
+    assert "which more rows would make smaller, and of noise" in stepped.words
+    assert "Learning rate" in stepped.words
+    assert "epoch" in stepped.words
+
+
 def test_a_small_file_of_many_columns_and_rows(tmp_path):
     rng = np.random.default_rng(0)
     X = pd.DataFrame(rng.normal(size=(20_000, 60)), columns=[f"column {i} with a longer name" for i in range(60)])

@@ -507,3 +507,33 @@ def test_the_best_state_is_kept_and_its_history_told():
     assert best.nll == min(scores)
     assert -model.predict(held_out.x).logpdf(held_out.y.numpy()).mean() == pytest.approx(best.nll, abs=1e-6)
     assert best.trial.beta in (0.3, 0.1)
+
+
+def test_a_mixture_a_level_and_a_shape_are_tried_in_that_order(monkeypatch):
+    tried = []
+
+    def told(label, call):
+        return lambda *args, **kwargs: (tried.append(label), call(*args, **kwargs))[1]
+
+    fit = Head.fit
+    monkeypatch.setattr(
+        Head, "fit",
+        lambda head, penalty, tails=False, mixture=False: (
+            tried.append("mixture" if mixture else "tails" if tails else "normal"), fit(head, penalty, tails, mixture),
+        )[1],
+    )  # fmt: skip
+    monkeypatch.setattr(Validation, "level", told("level", Validation.level))
+    monkeypatch.setattr(Validation, "shape", told("shape", Validation.shape))
+    data = rows(300)
+    train(Settings(METHODS["two-stage"], n_inducing=12), data, rows(80, seed=5), generator=generator())
+    assert list(dict.fromkeys(tried)) == ["normal", "tails", "mixture", "level", "shape"]
+    assert tried[-3:] == ["mixture", "level", "shape"]
+
+
+def test_weights_near_the_largest_leave_a_factor():
+    """They swamp the penalty, which else keeps the curvature from being singular."""
+    x = torch.rand(300, 1, generator=generator(), dtype=torch.float64) * 2 - 1
+    data = Data(x, x[:, 0].square() + 0.1 * torch.randn(300, generator=generator(), dtype=torch.float64))
+    data = data._replace(weights=torch.full((300,), 9e14, dtype=torch.float64))
+    found = train(Settings(METHODS["two-stage"], kernel="rbf"), data, generator=generator())
+    assert found.history

@@ -42,7 +42,8 @@ def run(
     """Do the runs that are missing; stop and start it as you like.
 
     `smoke` takes a minute on data that comes with scikit-learn; `lite` is the paper's comparison with our default
-    recipe; `full` is the paper's protocol to the letter, and months of two cores: give it a cluster, and shards. Example: paragp paper run --profile smoke
+    recipe; `full` is the paper's protocol to the letter: months of two cores, so
+    give it a cluster, and shards. Example: paragp paper run --profile smoke
     """
     deep = _is_trips(experiment)
     chosen = trips.PROFILES[_profile(profile)] if deep else PROFILES[_profile(profile)]

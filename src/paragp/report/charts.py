@@ -313,22 +313,22 @@ def predictions(row: NDArray[np.int64], y: Array, mean: Array, bounds: Array) ->
     return str(svg)
 
 
-def history(values: Sequence[float], name: str, best: int | None) -> str:
-    """A number by epoch, from 1, with the best epoch marked."""
-    svg = Svg(f"{name} by epoch" + (f"; epoch {best} was the best." if best else "."), 220)
+def history(values: Sequence[float], name: str, best: int | None, epoch: str = "epoch") -> str:
+    """A number by epoch (or whatever there is a record of each), from 1, with the best one marked."""
+    svg = Svg(f"{name} by {epoch}" + (f"; {epoch} {best} was the best." if best else "."), 220)
     known = [(i + 1, value) for i, value in enumerate(values) if math.isfinite(value)]
     limits = widened(min(value for _, value in known), max(value for _, value in known))
     room = 0.02 * len(values)
-    across, up = _axes(svg, (1 - room, len(values) + room), limits, "epoch", name)
-    svg.path([(across(epoch), up(value)) for epoch, value in known], "line model")
+    across, up = _axes(svg, (1 - room, len(values) + room), limits, epoch, name)
+    svg.path([(across(i), up(value)) for i, value in known], "line model")
     if best:
         svg.add("line", x1=across(best), x2=across(best), y1=TOP, y2=svg.height - BOTTOM, class_="line ideal")
         late = best > 0.6 * len(values)
         svg.text(across(best) + (-5 if late else 5), TOP + 11, f"best: {best}", text_anchor="end" if late else "start")
     every = math.ceil(len(known) / MOST_EPOCHS)
-    for epoch, value in known:
-        if (epoch - 1) % every == 0 or epoch == best:
-            kind = "dot off" if epoch == best else "dot model"
-            tip = f"Epoch {epoch}{' (best)' if epoch == best else ''}: {name} {number(value)}"
-            svg.add("circle", cx=across(epoch), cy=up(value), r=4 if epoch == best else 2.5, class_=kind, data_tip=tip)
+    for i, value in known:
+        if (i - 1) % every == 0 or i == best:
+            kind = "dot off" if i == best else "dot model"
+            tip = f"{epoch.capitalize()} {i}{' (best)' if i == best else ''}: {name} {number(value)}"
+            svg.add("circle", cx=across(i), cy=up(value), r=4 if i == best else 2.5, class_=kind, data_tip=tip)
     return str(svg)

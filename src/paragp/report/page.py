@@ -98,7 +98,8 @@ def render(fitted: Fitted, facts: Facts, target: str, commands: Sequence[str]) -
         facts=facts,
         count=count,
         verdict=verdict(fitted, facts, target),
-        figures=_figures(facts),
+        figures=_figures(fitted, facts),
+        noise_by_row=fitted.model.noise_by_row,
         sampled=_sampled(facts),
         scores=compare(facts),
         calibration=_calibration(facts),
@@ -111,6 +112,7 @@ def render(fitted: Fitted, facts: Facts, target: str, commands: Sequence[str]) -
         predictions=_predictions(facts),
         history=_history(fitted),
         best_epoch=_best_epoch(fitted),
+        epoch=_epoch(fitted),
         data=_data(facts),
         settings=_settings(fitted),
         versions=_versions(),
@@ -150,13 +152,14 @@ def verdict(fitted: Fitted, facts: Facts, target: str) -> list[str]:
     return sentences
 
 
-def _figures(facts: Facts) -> list[tuple[str, str, str]]:
+def _figures(fitted: Fitted, facts: Facts) -> list[tuple[str, str, str]]:
     """The three numbers to remember: what, how much, and beside what."""
     ours, same = facts.scores, facts.baseline
+    rest = "what too few rows leave open is part of it" if fitted.model.noise_by_row else "the rest is of the function"
     return [
         ("typical error", number(ours["mae"], 3), f"{number(same['mae'], 3)} by always saying the mean"),
         ("inside 90 % intervals", percent(ours["coverage_90"]), "90\u00a0% if calibrated"),
-        ("of the variance is noise", percent(ours["noise_fraction"]), "the rest is of the function"),
+        ("of the variance is noise", percent(ours["noise_fraction"]), rest),
     ]
 
 
@@ -350,12 +353,17 @@ def _best_epoch(fitted: Fitted) -> int | None:
     return best if type(best) is int and 1 <= best <= len(fitted.history) else None
 
 
+def _epoch(fitted: Fitted) -> str:
+    """What the history has a record of each: a method without gradient steps has fits."""
+    return "epoch" if any(record.get("learning_rate") for record in fitted.history) else "fit"
+
+
 def _history(fitted: Fitted) -> list[Figure]:
-    """A chart for each number that was kept of the epochs."""
-    best, figures = _best_epoch(fitted), []
+    """A chart for each number that was kept of the epochs; of a learning rate, where there is one."""
+    best, figures, epoch = _best_epoch(fitted), [], _epoch(fitted)
     for key, name in HISTORY.items():
         values = [float(record.get(key, math.nan)) for record in fitted.history]
-        if not any(map(math.isfinite, values)):
+        if not any(map(math.isfinite, values)) or (key == "learning_rate" and epoch == "fit"):
             continue
         every = math.ceil(len(values) / charts.MOST_EPOCHS)
         rows = [
@@ -365,7 +373,9 @@ def _history(fitted: Fitted) -> list[Figure]:
         ]
         title = name if key == "learning_rate" else f"Validation {name}"
         figures.append(
-            Figure(title[0].upper() + title[1:], charts.history(values, name, best), "", Table(["epoch", name], rows))
+            Figure(
+                title[0].upper() + title[1:], charts.history(values, name, best, epoch), "", Table([epoch, name], rows)
+            )
         )
     return figures
 

@@ -18,7 +18,7 @@ POINTS_RATE, NETWORK_RATE = 0.02, 0.001
 KINDS = ("matern52", "matern32", "matern12", "rbf", "rq")  # that kernel="auto" chooses from, if training is by solves
 # Inducing points of the mean, where training is by solves: up to so many times n_inducing, of no fewer rows each, while
 # rows times points^2, which is what it costs, are at most
-MOST_MEAN_POINTS, ROWS_OF_A_POINT, SOLVE_COST = 7, 1.5, 2e12
+MOST_MEAN_POINTS, ROWS_OF_A_POINT, SOLVE_COST = 7, 1.5, 1e13
 
 
 @dataclass(frozen=True)

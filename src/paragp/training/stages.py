@@ -319,7 +319,9 @@ class Head:
         L-BFGS sees z = R^T a, with R R^T the curvature of the loss in a where all of a row's variance is its noise: in
         z all directions are about equally steep, and tens of steps do where in a hundreds would.
         """
-        R = torch.linalg.cholesky((self.curvature + penalty * torch.eye(len(self.curvature))) / self.total)
+        R = factor_of((self.curvature + penalty * torch.eye(len(self.curvature))) / self.total)
+        if R is None:
+            raise NotPositiveDefiniteError("The kernel cannot tell these rows apart. Take fewer inducing points.")
 
         def solved(root: Tensor, values: Array, *, upper: bool) -> Array:
             found = torch.linalg.solve_triangular(root, torch.from_numpy(values)[:, None], upper=upper)
