@@ -31,8 +31,10 @@ from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
 from paragp.training.best import Best, Trial
 from paragp.training.distributed import ALONE
+from paragp.training.noise import SHAPE_UNKNOWNS, Head
 from paragp.training.recipe import Settings
-from paragp.training.stages import NOISE_ROWS, SHAPE_UNKNOWNS, Head, Ridge, Validation, fit_noise, some
+from paragp.training.ridge import NOISE_ROWS, Ridge
+from paragp.training.stages import Validation, fit_noise, some
 from paragp.training.start import new_model
 
 FOLDER = pathlib.Path(__file__).parent / "results" / "ablation"

@@ -4,7 +4,7 @@
 
 Beside the default as it is: the mean solved again with rows weighed by the noise^-1/2 that was found for them, an
 ensemble of three fits (their mixture has the mean of the means and the variance of all), and kriging of the residuals
-of the 16 training rows that are nearest in the kernel's units. A set's rows are kept in results/candidates/ and not made
+of the 16 training rows that are nearest in the kernel's units. Rows of a set are kept in results/candidates/, not made
 again while they are there.
 """
 
@@ -28,7 +28,7 @@ from paragp.paper.uci import scores, tensors
 from paragp.predictive import PredictiveDistribution
 from paragp.training.distributed import ALONE
 from paragp.training.recipe import Settings
-from paragp.training.stages import CHUNK, Ridge
+from paragp.training.ridge import CHUNK, Ridge
 from paragp.training.start import stretch
 from paragp.training.train import train
 
@@ -49,7 +49,7 @@ def reweighed(model: ParametricGP, rows: Data, x: torch.Tensor) -> np.ndarray:
 
 
 def kriged(model: ParametricGP, rows: Data, x: torch.Tensor) -> np.ndarray:
-    """The mean at x with what its nearest rows' residuals say: of the prior that the points leave unknown, and noise."""
+    """The mean at x with what the nearest residuals say, of the prior that the points leave unknown and noise."""
     kernel, there = model.kernel, model.predict(rows.x)
     left = rows.y - torch.from_numpy(there.mean).to(rows.y)
     noise = torch.from_numpy(there.var).to(rows.y)

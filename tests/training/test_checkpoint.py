@@ -18,7 +18,7 @@ from torch import nn
 
 from paragp import ParametricGPRegressor
 from paragp.training import checkpoint as checkpoints
-from paragp.training import stages
+from paragp.training import noise
 from paragp.training.checkpoint import Checkpoint, StoppedError
 from paragp.training.loop import Standing
 
@@ -73,14 +73,14 @@ MODELS = {
 
 
 def test_solves_that_were_stopped_start_again(tmp_path, monkeypatch):
-    whole, fit = regressor(method="two-stage").fit(X, Y), stages.Head.fit
+    whole, fit = regressor(method="two-stage").fit(X, Y), noise.Head.fit
 
     def asked_to_stop(self, *settings, **options):
         os.kill(os.getpid(), signal.SIGTERM)
         return fit(self, *settings, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages.Head, "fit", asked_to_stop)
+        patch.setattr(noise.Head, "fit", asked_to_stop)
         with pytest.raises(StoppedError, match="goes on"):
             regressor(method="two-stage").fit(X, Y, checkpoint=tmp_path / "kept")
     same(regressor(method="two-stage").fit(X, Y, checkpoint=tmp_path / "kept", resume=True), whole)

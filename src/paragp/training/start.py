@@ -19,7 +19,7 @@ from paragp.gp.model import INITIAL_NOISE, NOISE_FLOOR, ParametricGP
 from paragp.training.distributed import ALONE, Group
 from paragp.training.inducing import starting_points
 from paragp.training.recipe import Settings
-from paragp.training.stages import held_out_error
+from paragp.training.ridge import held_out_error
 
 LARGEST_STRETCH = 1e3  # of an input's units against the most relevant one's: beyond, it adds nothing to a distance
 # Deviations of the prior on the logarithms of positive parameters around where they start. A kernel that suits the mean
