@@ -10,8 +10,9 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from candidates import LABELS as CANDIDATES
 from gpytorch_curve import by_seconds, ours_by_seconds, place
-from quality import reached
+from quality import FRESH, reached
 from scale import step_seconds
 from small import CONSTANT, DEFAULT, MADE, OTHERS, PUBLIC, verdict
 
@@ -193,16 +194,47 @@ def calibration_table(methods: tuple[str, ...] = ("two-stage", "catboost")) -> s
     return markdown(["data set", "method", "splits", *levels, "distance of the PIT"], lines, words=2)
 
 
+def in_order(folder: str) -> list[tuple[str, dict[str, dict]]]:
+    """The rows of each data set that has a file in that folder, the five large ones first."""
+    names = sorted(file.stem for file in (RESULTS / folder).glob("[!.]*.json"))
+    names.sort(key=lambda name: SETS.index(name) if name in SETS else len(SETS))
+    return [(name, load(f"{folder}/{name}")["rows"]) for name in names]
+
+
+def scores_and_seconds(row: dict) -> list[str]:
+    return [f"{row['nll']:.3f}", f"{row['rmse']:.4f}", f"{row['crps']:.4f}", f"{row['seconds']:.0f}"]
+
+
 def ablation_table() -> str:
     """What each part of `two-stage` brings: NLL, RMSE and CRPS, and seconds, set by set."""
-    lines = []
-    for name in SETS:
-        if not (RESULTS / "ablation" / f"{name}.json").exists():
-            continue
-        for label, row in load(f"ablation/{name}")["rows"].items():
-            scores = [f"{row['nll']:.3f}", f"{row['rmse']:.4f}", f"{row['crps']:.4f}"]
-            lines.append([name, label, *scores, f"{row['seconds']:.0f}"])
+    lines = [
+        [name, label, *scores_and_seconds(row)] for name, rows in in_order("ablation") for label, row in rows.items()
+    ]
     return markdown(["data set, split 0", "with", "NLL", "RMSE", "CRPS", "seconds"], lines, words=2)
+
+
+def candidates_table() -> str:
+    """What the default could have beside what it has, on validation rows."""
+    lines = [
+        [name, CANDIDATES[label], *scores_and_seconds(row)]
+        for name, rows in in_order("candidates")
+        for label, row in rows.items()
+    ]
+    return markdown(["validation rows of split 3", "with", "NLL", "RMSE", "CRPS", "seconds"], lines, words=2)
+
+
+def fresh_table(methods: tuple[str, ...] = ("two-stage", "ppgpr-mfd", "svgp", "catboost", "ngboost")) -> str:
+    """Test scores on tables that nothing was chosen on, split 0, and coverage of the 50 and 90 % intervals."""
+    runs, lines = quality_runs(), []
+    for name in FRESH:
+        for method in methods:
+            for run in [
+                run for run in runs.get((name, method), []) if run["split"] == 0 and "ks" in run
+            ]:  # of the whole table, others
+                scores = [f"{run['nll']:.3f}", f"{run['rmse']:.4f}", f"{run['crps']:.4f}"]
+                covered = [f"{100 * run[f'coverage_{level}']:.1f}" for level in (50, 90)]
+                lines.append([name, f"`{method}`", *scores, *covered])
+    return markdown(["fresh table", "method", "NLL", "RMSE", "CRPS", "50 %", "90 %"], lines, words=2)
 
 
 VARIANTS = {  # of each method of the paper, as their files are named: a method, and a setting where one is held
@@ -302,11 +334,11 @@ def soonest_table(method: str = "ppgpr-mfd") -> str:
 
 def methods_table() -> str:
     """NLL of every method, means over the splits that were run, and the paper's in brackets."""
-    runs, lines = quality_runs(), []
+    runs, lines = lite_runs(), []
     for method in PAPER:
         cells = []
         for name in SETS:
-            found = [run["nll"] for run in runs.get((name, method), [])]
+            found = [run["nll"] for run in runs if (run["dataset"], run["method"]) == (name, method)]
             ours = f"{statistics.mean(found):.3f}" if found else "-"
             cells.append(f"{ours} ({reported()[name, method, 'nll'].mean:.3f})")
         lines.append([f"`{method}`", *cells])
@@ -395,8 +427,8 @@ PAGES: dict[str, tuple[Callable[[], str], ...]] = {
     "docs/speed.md": (products_table, growth_table, precision_table),
     "docs/intervals.md": (coverage_table, widths_table, groups_table),
     "docs/quality.md": (
-        quality_table, best_table, calibration_table, tradeoff_table, ablation_table, soonest_table, methods_table,
-        small_table,
+        quality_table, best_table, calibration_table, fresh_table, tradeoff_table, ablation_table, candidates_table,
+        soonest_table, methods_table, small_table,
     ),
     "docs/choosing.md": (variants_table,),
     "docs/scale.md": (processes_table, billion_table),

@@ -150,6 +150,9 @@ def test_scores_of_targets_far_away_are_numbers():
     far = np.array(1e120)
     assert dist.crps(far)[0] == pytest.approx(1e120)
     assert -1400 < dist.logpdf(far)[0] < -1300
+    assert dist.logpdf(np.array(1e200))[0] == pytest.approx(dist.logpdf(far)[0] - 5 * 80 * math.log(10), rel=1e-9)
+    assert dist.crps(np.array(1e200))[0] == pytest.approx(1e200)
+    assert replace(dist, shape=Shape()).logpdf(np.array(1e200))[0] == -math.inf
     for dof in (4.0, 1e6):
         above, below = (replace(dist, shape=Shape(dof)).normal_scores(sign * far)[0] for sign in (1, -1))
         assert above == -below

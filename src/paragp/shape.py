@@ -12,7 +12,7 @@ from scipy.special import betaln, logsumexp, ndtr, ndtri, stdtr, stdtrit
 
 Array = NDArray[np.float64]
 SMALLEST = np.finfo(np.float64).tiny  # of a probability that is turned into a finite score
-FARTHEST = 1e100  # quantile
+FARTHEST = 1e100  # quantile; and what can be squared
 FARTHEST_SCORE = 37.0  # a standard normal's: its probability is still a number
 HALVINGS = 200  # of an interval that holds a quantile, at most
 MANY = 4001  # quantiles that are looked up between as many, evenly spaced, instead of each searched for
@@ -227,9 +227,16 @@ def _cdf(z: Array, dof: float) -> Array:
 
 def _log_density(z: Array, dof: float) -> Array:
     if math.isinf(dof):
-        return -0.5 * (math.log(2 * math.pi) + z**2)
+        with np.errstate(over="ignore"):  # of 1e155 deviations there is no density
+            return -0.5 * (math.log(2 * math.pi) + z**2)
     constant = -betaln(0.5, dof / 2) - 0.5 * math.log(dof)
-    return constant - (dof + 1) / 2 * np.log1p(z**2 / dof)
+    return constant - (dof + 1) / 2 * _log_of_square(z, dof)
+
+
+def _log_of_square(z: Array, dof: float) -> Array:
+    """log(1 + z^2 / dof), however far z is."""
+    size = np.abs(z)
+    return np.log1p(np.minimum(size, FARTHEST) ** 2 / dof) + 2 * np.log(np.maximum(size / FARTHEST, 1.0))
 
 
 def _distance(z: Array, dof: float) -> Array:
@@ -238,7 +245,7 @@ def _distance(z: Array, dof: float) -> Array:
     if math.isinf(dof):
         return inside + 2 * np.exp(_log_density(z, dof))
     # pdf(z) (dof + z^2) as one power of 1 + z^2 / dof: far away the product would be 0 times infinity
-    density = np.exp(-betaln(0.5, dof / 2) - (dof - 1) / 2 * np.log1p(z**2 / dof))
+    density = np.exp(-betaln(0.5, dof / 2) - (dof - 1) / 2 * _log_of_square(z, dof))
     return inside + 2 * math.sqrt(dof) / (dof - 1) * density
 
 
