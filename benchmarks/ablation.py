@@ -129,7 +129,11 @@ def draw(results: dict[str, dict[str, dict]], file: str) -> None:
             height = [place + 0.1 * (i - (len(results) - 1) / 2) for place in range(len(labels))]
             axis.plot(far, height, "o", markersize=4, label=name)
         axis.axvline(0, color="black", linewidth=0.8)
-        axis.set(xscale="symlog" if metric != "nll" else "linear", yticks=range(len(labels)), yticklabels=labels)
+        axis.set(yticks=range(len(labels)), yticklabels=labels)
+        if metric != "nll":
+            axis.set_xscale("symlog", linthresh=3)
+            axis.set_xticks([-10, 0, 10, 100], ["-10", "0", "10", "100"])
+            axis.set_xlim(-30, 1500)
         axis.set_xlabel(f"{metric.upper()}, {'nats' if metric == 'nll' else '%'} above the default's", fontsize=9)
         axis.grid(axis="x", alpha=0.3)
     axes[0].invert_yaxis()

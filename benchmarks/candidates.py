@@ -40,12 +40,13 @@ LABELS = {
 }  # fmt: skip
 
 
-def reweighed(model: ParametricGP, beta: float, rows: Data, x: torch.Tensor) -> np.ndarray:
-    """The mean at x, solved for again with rows weighed by the root of the precision that was found for them."""
+def reweighed(model: ParametricGP, rows: Data, held_out: Data) -> np.ndarray:
+    """The mean at rows held out, solved for again with rows weighed by the root of the precision that was found for
+    them; the prior's weight is chosen again."""
     precision = torch.from_numpy(model.predict(rows.x).var).to(rows.y).rsqrt()
     weighed = rows._replace(weights=precision / precision.mean())
-    ridge = Ridge(model, weighed, float(model.noise), ALONE)
-    return ridge.mean(ridge.solve(beta), x).numpy()
+    _, there = Ridge(model, weighed, float(model.noise), ALONE).choose(SETTINGS.ridges, held_out)
+    return there.numpy()
 
 
 def kriged(model: ParametricGP, rows: Data, x: torch.Tensor) -> np.ndarray:
@@ -76,7 +77,7 @@ def mixture(dists: list[PredictiveDistribution]) -> PredictiveDistribution:
 @torch.no_grad()
 def candidates(name: str) -> dict[str, dict]:
     rows, _, valid = (tensors(part) for part in split(load(name), SPLIT))
-    y, found, dists, fits = valid.y.double().numpy(), {}, [], []
+    y, found, dists, models = valid.y.double().numpy(), {}, [], []
 
     def take(label: str, dist: PredictiveDistribution, start: float) -> None:
         found[label] = scores(dist, y) | {"seconds": time.perf_counter() - start}
@@ -84,17 +85,18 @@ def candidates(name: str) -> dict[str, dict]:
     start = time.perf_counter()
     for seed in range(FITS):
         with torch.enable_grad():
-            fits.append(train(SETTINGS, rows, valid, generator=torch.Generator().manual_seed(seed)))
-        dists.append(fits[-1].model.predict(valid.x))
+            trained = train(SETTINGS, rows, valid, generator=torch.Generator().manual_seed(seed))
+        models.append(trained.model)
+        dists.append(models[-1].predict(valid.x))
         if not seed:
             take("default", dists[0], start)
     take("ensemble", mixture(dists), start)
     own = dists[0]
     start = time.perf_counter()
-    corrected = own.mean + kriged(fits[0].model, rows, valid.x)
+    corrected = own.mean + kriged(models[0], rows, valid.x)
     take("neighbours", PredictiveDistribution(corrected, own.function_var, own.noise_var, own.shape), start)
     start = time.perf_counter()
-    mean = reweighed(fits[0].model, fits[0].beta, rows, valid.x)
+    mean = reweighed(models[0], rows, valid)
     take("reweighed", PredictiveDistribution(mean, own.function_var, own.noise_var, own.shape), start)
     return {label: found[label] for label in LABELS}
 

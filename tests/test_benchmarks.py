@@ -91,6 +91,35 @@ def test_ablation_keeps_its_contract(small_table):
     assert run("ablation.py", *words)["small"] == rows  # from its file
 
 
+def test_candidates_keep_their_contract(small_table):
+    words = f"--datasets small --folder {small_table} --json".split()
+    rows = run("candidates.py", *words)["small"]
+    assert set(rows) == {"default", "reweighed", "ensemble", "neighbours"}
+    assert all(row["rmse"] < 0.5 and row["nll"] < 0.5 for row in rows.values())  # 1.4 and 1 of a constant
+    assert len({row["rmse"] for row in rows.values()}) > 1
+    assert run("candidates.py", *words)["small"] == rows  # from its file
+
+
+def test_an_ensemble_has_the_variance_of_its_mixture():
+    import candidates
+
+    dists = [candidates.PredictiveDistribution(np.array([mean]), 0.0, 1.0) for mean in (-1.0, 1.0)]
+    together = candidates.mixture(dists)
+    assert (together.mean[0], together.var[0]) == (0.0, 2.0)
+
+
+def test_fresh_tables_are_a_part_of_theirs_drawn_at_random(small_table, monkeypatch):
+    import quality
+
+    (small_table / "uci" / "small.parquet").rename(small_table / "uci" / "houseelectric.parquet")
+    monkeypatch.setattr(quality, "FRESH_ROWS", 50)
+    part, whole = quality.table("houseelectric"), quality.load("houseelectric")
+    assert part.x.shape == (50, 2)
+    rows = {tuple(row): y for row, y in zip(whole.x.tolist(), whole.y.tolist(), strict=True)}
+    assert [rows[tuple(row)] for row in part.x.tolist()] == part.y.tolist()
+    assert len({tuple(row) for row in part.x.tolist()}) == 50
+
+
 def test_scale_keeps_its_contract(small_table):
     (small_table / "uci" / "small.parquet").rename(small_table / "uci" / "houseelectric.parquet")
     out = small_table / "scale.json"

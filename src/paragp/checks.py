@@ -3,7 +3,7 @@
 import math
 import numbers
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from paragp.data.tables import Array, absent
 from paragp.gp.kernels import covariance, kernel_name, make_kernel
 
 HEAVIEST = 1e15  # the largest weight lies below, and above one over it: float32 must hold sums of them
+LONE = 0.9  # of a column's variance, from which on it is said
 MANY_COPIES = 0.1  # of the rows, from which on it is said
 LARGEST = 1e140  # spread of a target, and one over it the smallest: squares must stay in range
 
@@ -165,3 +166,18 @@ def warn_of_copies(x: Array, y: Array) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def warn_of_lone_rows(x: Array, names: Sequence[str]) -> None:
+    """Say where one row of x (n, d) has nearly all the variance of a column, so that the others look alike there."""
+    squares = (x - x.mean(0)) ** 2
+    total, largest = squares.sum(0), squares.max(0)
+    for j in np.flatnonzero((len(x) > 2) & (largest > LONE * total)).tolist():
+        others = np.delete(x[:, j], squares[:, j].argmax())
+        if np.ptp(others):
+            warnings.warn(
+                f"One row lies so far out in {names[j]!r} that all others look alike there. If its value is an error, "
+                "mend it or leave the row out; if it is not, pass the logarithm or the ranks of the column.",
+                UserWarning,
+                stacklevel=3,
+            )

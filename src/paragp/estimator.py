@@ -33,6 +33,7 @@ from paragp.checks import (
     target_name,
     warn_of_constants,
     warn_of_copies,
+    warn_of_lone_rows,
 )
 from paragp.conformal import Calibration
 from paragp.data.parquet import Source
@@ -48,6 +49,7 @@ from paragp.data.tables import (
     fit_columns,
     fit_target,
     group_keys,
+    matrix_names,
     n_rows,
     row_blocks,
     take_rows,
@@ -274,6 +276,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         target = self.fitted_.target if again else fit_target(y, name, weights)
         x = encode(columns, X)
         warn_of_constants(x, y.min(), y.max())
+        warn_of_lone_rows(x, matrix_names(columns))
         if not small and self._method in METHODS and METHODS[self._method].stages:
             warn_of_copies(x, y)
         dtype = torch.float64 if small else getattr(torch, self.dtype)
@@ -692,8 +695,7 @@ class ParametricGPRegressor(RegressorMixin, BaseEstimator):
         fitted, names = load(path, features=features, mean=mean)
         kernel, stored = fitted.summary["kernel"], fitted.summary["parameters"]
         parameters = {name: stored[name] for name in cls._get_param_names() if name in stored}
-        method = "auto" if stored.get("method") == "auto" else fitted.method
-        parameters |= {"method": method, "kernel": kernel if kernel in KERNELS else fitted.model.kernel}
+        parameters |= {"method": fitted.method, "kernel": kernel if kernel in KERNELS else fitted.model.kernel}
         if isinstance(fitted.summary.get("features"), str):
             parameters["features"] = fitted.model.features
         if isinstance(fitted.summary.get("mean"), str):

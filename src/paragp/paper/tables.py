@@ -139,10 +139,11 @@ class Table:
             " & ".join(self._cell(i, j, r"\textbf{{{}}}", _escaped) for j in range(len(row))) + r" \\"
             for i, row in self._rows()
         ]
+        head = rf"{heads} \\ \hline"
         return "\n".join([
             "% needs: \\usepackage{longtable}", r"\begingroup\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\begin{{longtable}}{{{self._widths()}}}", rf"\caption{{{_escaped(self.caption)}}} \\",
-            rf"{heads} \\ \hline", r"\endhead", *lines, r"\end{longtable}", r"\endgroup",
+            head, r"\endfirsthead", head, r"\endhead", *lines, r"\end{longtable}", r"\endgroup",
         ])  # fmt: skip
 
     def _widths(self) -> str:

@@ -47,7 +47,7 @@ class Unknowns(NamedTuple):
 
     a: Array  # (M,)
     b: float
-    power: float  # log p
+    log_power: float
     tails: float
     parts: Array  # (3 PARTS,) of a mixture, or none: logarithms of weights, means, logarithms of deviations
 
@@ -115,7 +115,7 @@ class Head:
             return value, np.concatenate([solved(R, gradient[:M], upper=False), gradient[M:]])
 
         M = self.M
-        scalars = [self.at.b, self.at.power, (self.at.tails or SOME_TAILS) if tails else 0.0]
+        scalars = [self.at.b, self.at.log_power, (self.at.tails or SOME_TAILS) if tails else 0.0]
         parts = self._thirds(self.residuals / self._deviations(self.seen)) if mixture else np.empty(0)
         start = np.concatenate([R.T.numpy() @ self.at.a, scalars, parts])
         bounds: list[tuple[float | None, float | None]] = [(None, None)] * len(start)
@@ -126,8 +126,8 @@ class Head:
         found = minimize(
             loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS, "maxcor": 20}
         )
-        b, power, tails_found = found.x[M : M + 3].tolist()
-        self.at = Unknowns(solved(R.T, found.x[:M], upper=True), b, power, tails_found, found.x[M + 3 :])
+        b, log_power, tails_found = found.x[M : M + 3].tolist()
+        self.at = Unknowns(solved(R.T, found.x[:M], upper=True), b, log_power, tails_found, found.x[M + 3 :])
         self.write()
         return -float(found.fun)
 
@@ -136,7 +136,7 @@ class Head:
         self.model.family.variance_kernel(self.model.kernel).load_state_dict(self.kernel.state_dict())
         self.S.a.copy_(torch.from_numpy(self.at.a))
         self.S.b.fill_(self.at.b)
-        self.S.power.fill_(math.exp(self.at.power))
+        self.S.power.fill_(math.exp(self.at.log_power))
         likelihood = self.model.likelihood
         likelihood.tails.fill_(self.at.tails)
         likelihood.parts.copy_(parts_of(torch.from_numpy(self.at.parts)))
@@ -178,7 +178,7 @@ class Head:
     def _log_posterior(
         self, inputs: Inputs, linear: Tensor, others: Tensor, residuals: Tensor, weights: Tensor
     ) -> Tensor:
-        """Of residuals, summed, given what is linear in the features and the others: b, power, tails, parts."""
+        """Of residuals, summed, given what is linear in the features and the others: b, log_power, tails, parts."""
         parts, tails = parts_of(others[3:]), others[2]
         noise, function = _variances(inputs, linear, others[:3], self.floor)
         fit = weights @ log_density(residuals, noise + function, tails, parts)
@@ -204,11 +204,11 @@ class Head:
             (gradient,) = torch.autograd.grad(-fit, x)
             return -float(fit.detach()), gradient.numpy()
 
-        start = np.concatenate([[at.b, at.power, at.tails or SOME_TAILS], parts])
+        start = np.concatenate([[at.b, at.log_power, at.tails or SOME_TAILS], parts])
         bounds: list[tuple[float | None, float | None]] = [(None, None)] * len(start)
-        bounds[1:3] = [(at.power, at.power), (SMALLEST_TAILS, LARGEST_TAILS)]
+        bounds[1:3] = [(at.log_power, at.log_power), (SMALLEST_TAILS, LARGEST_TAILS)]
         found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": STEPS}).x
-        self.at = Unknowns(at.a, float(found[0]), at.power, float(found[2]), found[3:])
+        self.at = Unknowns(at.a, float(found[0]), at.log_power, float(found[2]), found[3:])
         self.write()
         return self.objective()
 
@@ -223,9 +223,9 @@ class Head:
 
 def _variances(inputs: Inputs, linear: Tensor, scalars: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """The noise and the function's variance, (n,) each, as `LogPower` and the likelihood have them."""
-    b, power, tails = scalars
+    b, log_power, tails = scalars
     noise = (linear + b).clamp(max=LARGEST_LOG).exp() + _floor(tails, floor)
-    return noise, inputs.k * (power.exp() * inputs.log_u).exp()
+    return noise, inputs.k * (log_power.exp() * inputs.log_u).exp()
 
 
 def _floor(tails: Tensor, floor: float) -> Tensor:
