@@ -73,7 +73,7 @@ def test_data_sets_are_listed_with_where_they_are(tmp_path, monkeypatch):
     (tmp_path / "uci").mkdir()
     (tmp_path / "uci" / "pol.parquet").touch()
     lines = paragp("datasets").stdout.splitlines()
-    assert len(lines) == 24
+    assert len(lines) == 2 * len(DATASETS)
     assert lines[0].split()[:4] == ["pol", "15,000", "x", "26"]
     assert lines[1].strip() == str(tmp_path / "uci" / "pol.parquet")
     assert "downloaded when needed from https://" in lines[3]

@@ -1,5 +1,8 @@
 """One colour per method in every figure, told apart in print and by colour-blind readers."""
 
+import colorsys
+import zlib
+
 from paragp.paper.tables import RAISSI_AS_PUBLISHED
 
 COLOURS = {
@@ -11,6 +14,18 @@ COLOURS = {
     "exact": "#000000", "raissi": "#7a5195",
     RAISSI_AS_PUBLISHED: "#c4a7e0",
 }  # fmt: skip
+
+
+def colour(method: str) -> str:
+    """A method's colour; a new one, which has none here, takes one by its name.
+
+    >>> colour("svgp"), colour("a new one") == colour("a new one")
+    ('#0072b2', True)
+    """
+    if method in COLOURS:
+        return COLOURS[method]
+    parts = colorsys.hls_to_rgb(zlib.crc32(method.encode()) / 2**32, 0.4, 0.6)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
 def tint(colour: str, share: float) -> str:

@@ -24,7 +24,7 @@ from paragp.gp.kernels import covariance, make_kernel
 from paragp.gp.linalg import cholesky
 from paragp.gp.methods import METHODS
 from paragp.paper import toy
-from paragp.paper.colours import COLOURS, tint
+from paragp.paper.colours import colour, tint
 from paragp.paper.protocol import BASELINES, read
 from paragp.paper.reported import beside
 from paragp.paper.tables import (
@@ -88,12 +88,10 @@ def scores(results: Results, methods: Sequence[str], metric: str, profile: str) 
             values = results.scores(dataset, method, metric)
             if values:
                 error = standard_error(values) or 0.0
-                axis.errorbar(
-                    i, statistics.mean(values), error, fmt="o", color=COLOURS[method], capsize=3, markersize=5
-                )
+                axis.errorbar(i, statistics.mean(values), error, fmt="o", color=colour(method), capsize=3, markersize=5)
             printed = beside(dataset, method, metric)
             if printed is not None:
-                axis.plot(i, printed.mean, "o", markerfacecolor="none", color=COLOURS[method], markersize=8)
+                axis.plot(i, printed.mean, "o", markerfacecolor="none", color=colour(method), markersize=8)
         axis.set_title(dataset, loc="left", fontsize=10)
         axis.set_xticks(range(len(methods)), [LABELS[method] for method in methods], rotation=45, ha="right")
         axis.set_xlim(-0.5, len(methods) - 0.5)
@@ -116,8 +114,8 @@ def robustness(results: ByBeta, profile: str) -> Any:
             means = [statistics.mean(by_beta[beta][metric]) for beta in betas]
             base = statistics.mean(means)
             relative = [100 * (mean / base - 1) if metric != "nll" else mean - base for mean in means]
-            colour = tint(COLOURS["ppgpr-mfd"], 1 - 0.18 * i)
-            style = {"color": colour, "markersize": 4, "linewidth": 1, "label": dataset}
+            shade = tint(colour("ppgpr-mfd"), 1 - 0.18 * i)
+            style = {"color": shade, "markersize": 4, "linewidth": 1, "label": dataset}
             axis.plot(range(len(betas)), relative, f"{markers[i % len(markers)]}-", **style)
             axis.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
         axis.set_xlabel("$\\beta_{\\rm reg}$", fontsize=9)
@@ -139,7 +137,7 @@ def cost(growth: list[dict[str, Any]]) -> Any:
     for row in shown:
         j = ("M", "B").index(row["variable"])
         for axis, key in zip(axes[:, j], ("seconds", "extra_mb"), strict=True):
-            style = {"color": COLOURS[row["method"]], "label": LABELS[row["method"]], "markersize": 4, "linewidth": 1}
+            style = {"color": colour(row["method"]), "label": LABELS[row["method"]], "markersize": 4, "linewidth": 1}
             axis.loglog(row["sizes"], row[key], "o-", **style)
     for j, variable in enumerate(("M", "B")):
         sizes = sorted({size for row in shown if row["variable"] == variable for size in row["sizes"]})
@@ -206,8 +204,8 @@ def in_sample(*, seed: int = 0, epochs: int = EPOCHS) -> Any:
             dist = models[method].predict(rows.x)
             x = rows.x[:, 0].numpy()
             low, high = dist.mean - 2 * dist.std, dist.mean + 2 * dist.std
-            axis.fill_between(x, low, high, color=tint(COLOURS[method], 0.3), linewidth=0, label="two deviations")
-            axis.plot(x, dist.mean, color=COLOURS[method], linewidth=1.2, label="mean")
+            axis.fill_between(x, low, high, color=tint(colour(method), 0.3), linewidth=0, label="two deviations")
+            axis.plot(x, dist.mean, color=colour(method), linewidth=1.2, label="mean")
             new = slice(seen.size, None)
             if seen.size < rows.size:
                 axis.axvline(x[seen.size], color="#555555", linestyle=":", linewidth=1)

@@ -21,7 +21,7 @@ from paragp.gp.exact import ExactGP, fit_exact, fit_fitc
 from paragp.gp.methods import PAPER, Method
 from paragp.gp.model import ParametricGP
 from paragp.metrics import METRICS
-from paragp.paper.colours import COLOURS, tint
+from paragp.paper.colours import colour, tint
 from paragp.predictive import Array, PredictiveDistribution
 from paragp.training.inducing import starting_points
 from paragp.training.loop import Config, fit
@@ -178,8 +178,8 @@ def draw(toy: Toy, fits: dict[str, Fitted]) -> Any:
         fitted = fits[name]
         dist = fitted.model.predict(grid)
         for std, color, label in (
-            (dist.std, tint(COLOURS[name], 0.3), "function and noise, 2σ"),
-            (dist.function_std, tint(COLOURS[name], 0.75), "function alone, 2σ"),
+            (dist.std, tint(colour(name), 0.3), "function and noise, 2σ"),
+            (dist.function_std, tint(colour(name), 0.75), "function alone, 2σ"),
         ):
             axis.fill_between(x, dist.mean - 2 * std, dist.mean + 2 * std, color=color, linewidth=0, label=label)
         axis.plot(x, dist.mean, color="black", linewidth=1.5, label="mean")
