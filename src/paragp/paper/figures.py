@@ -149,6 +149,8 @@ def cost(growth: list[dict[str, Any]]) -> Any:
             axis.grid(alpha=0.3)
         fixed = {row.get("held", {}).get(held[variable]) for row in shown if row["variable"] == variable} - {None}
         axes[1, j].set_xlabel(variable + "".join(f", at {held[variable]} = {size:,}" for size in sorted(fixed)))
+        for line in axes:
+            line[j].set_ylim(min(a.get_ylim()[0] for a in line), max(a.get_ylim()[1] for a in line))
         axes[0, j].set_ylabel("seconds a step", fontsize=8)
         axes[1, j].set_ylabel("MB beyond the model", fontsize=8)
     axes[0, 0].legend(frameon=False, fontsize=7)
