@@ -787,6 +787,8 @@ def test_many_copies_of_rows_are_said_where_they_count():
     few = np.concatenate([x, rng.normal(size=(500, 2)), x[:20]]), np.concatenate([y, rng.normal(size=500), y[:20]])
     ParametricGPRegressor(n_inducing=10, random_state=0).fit(*few)  # a warning would be an error
     ParametricGPRegressor("svgp", n_inducing=10, max_epochs=1, random_state=0).fit(*twice)
+    grades = rng.integers(0, 3, (1200, 3)).astype(float)  # few values come again without being copies
+    ParametricGPRegressor(n_inducing=10, random_state=0).fit(grades, rng.integers(1, 6, 1200).astype(float))
 
 
 def test_a_row_far_out_is_said_where_it_leaves_the_others_alike():
@@ -796,6 +798,8 @@ def test_a_row_far_out_is_said_where_it_leaves_the_others_alike():
     y = frame["near"] + 0.1 * rng.normal(size=100)
     model = ParametricGPRegressor("map", n_inducing=5, max_epochs=1, random_state=0)
     model.fit(frame, y)  # a warning would be an error
+    frame["sparse"] = np.r_[np.zeros(98), 1.0, 10.0]  # mostly one value, as counts are
+    model.fit(frame, y)
     frame.loc[3, "far"] = 1e6
     with pytest.warns(UserWarning, match="One row lies so far out in 'far' that all others look alike there"):
         model.fit(frame, y)

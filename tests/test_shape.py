@@ -155,6 +155,12 @@ def test_how_far_out_rises_without_an_end_and_inverts(shape):
     np.testing.assert_array_equal(shape.at_reach(np.array(1.3)), shape.at_reach(np.array([1.3]))[0])
 
 
+def test_how_far_out_is_the_same_among_many():
+    shape = Shape(4.0)
+    many = np.concatenate([np.linspace(0.5, 3, 5000), [1e6]])
+    np.testing.assert_array_equal(shape.at_reach(many)[[0, 2500]], shape.at_reach(many[[0, 2500]]))
+
+
 def test_a_mirror_turns_a_shape_around():
     z = np.linspace(-3, 5, 9)
     np.testing.assert_allclose(LEANING.mirrored().cdf(-z), 1 - LEANING.cdf(z), atol=1e-12)

@@ -157,8 +157,9 @@ def warn_of_copies(x: Array, y: Array) -> None:
     """Say where many rows of x (n, d), y (n,) are copies: who leaves one of them out has still seen it."""
     weights = np.random.default_rng(0).normal(size=x.shape[1] + 1)
     sums = np.einsum("ij,j->i", x, weights[:-1]) + weights[-1] * y  # equal rows have equal sums, to the bit
-    copies = len(y) - len(np.unique(sums))
-    if copies >= MANY_COPIES * len(y):
+    distinct = len(np.unique(sums))
+    copies, chance = len(y) - distinct, len(np.unique(y)) < 0.5 * distinct  # few values repeat without being copied
+    if copies >= MANY_COPIES * len(y) and not chance:
         warnings.warn(
             f"{copies} of {len(y)} rows are copies of others: the same inputs and the same target. They count as rows "
             "of their own, so that new rows are expected to be copies as often. If they will not be, the intervals "
@@ -169,15 +170,21 @@ def warn_of_copies(x: Array, y: Array) -> None:
 
 
 def warn_of_lone_rows(x: Array, names: Sequence[str]) -> None:
-    """Say where one row of x (n, d) has nearly all the variance of a column, so that the others look alike there."""
-    squares = (x - x.mean(0)) ** 2
-    total, largest = squares.sum(0), squares.max(0)
-    for j in np.flatnonzero((len(x) > 2) & (largest > LONE * total)).tolist():
-        others = np.delete(x[:, j], squares[:, j].argmax())
-        if np.ptp(others):
-            warnings.warn(
-                f"One row lies so far out in {names[j]!r} that all others look alike there. If its value is an error, "
-                "mend it or leave the row out; if it is not, pass the logarithm or the ranks of the column.",
-                UserWarning,
-                stacklevel=3,
-            )
+    """Say where one row of x (n, d) has nearly all the variance of a column whose values else differ."""
+    found = [name for name, values in zip(names, x.T, strict=True) if _has_a_lone_row(values)]
+    if found:
+        warnings.warn(
+            f"One row lies so far out in {', '.join(map(repr, found[:5]))}{' and others' * (len(found) > 5)} that all "
+            "others look alike there. If its value is an error, mend it or leave the row out; if it is not, pass the "
+            "logarithm or the ranks of the column.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _has_a_lone_row(values: Array) -> bool:
+    squares = (values - values.mean()) ** 2
+    if len(values) < 3 or not squares.max() > LONE * squares.sum():
+        return False
+    others = np.delete(values, squares.argmax())
+    return bool(np.median(np.abs(others - np.median(others))) > 0)  # a column that is mostly one value tells its rest

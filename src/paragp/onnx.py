@@ -33,7 +33,7 @@ from paragp.gp.families import Coupled, Decoupled, NeuralMean, OrthogonallyDecou
 from paragp.gp.features import sizes_of
 from paragp.gp.kernels import kernel_name
 from paragp.gp.linalg import JITTER
-from paragp.predictive import Array, check_level
+from paragp.predictive import Array, central, check_level
 
 OPSET, ML_OPSET, IR_VERSION = 20, 3, 9  # what runtimes of the last years read
 TOLERANCE = 1e-4  # largest difference from the model, of the target's scale
@@ -235,7 +235,7 @@ def _reaches(g: _Graph, fitted: Fitted, level: float, matrix: bool) -> tuple[str
     """Where the interval ends below and above the mean, in deviations: numbers, or one for each row by its group."""
     check_level(level)
     if fitted.calibration is None:
-        low, high = fitted.shape.ppf(np.array([(1 - level) / 2, (1 + level) / 2])).tolist()
+        low, high = fitted.shape.ppf(np.array(central(level))).tolist()
         return g.const(low), g.const(high)
     low, high = (_guaranteed(g, fitted, fitted.calibration, level, matrix, side) for side in (-1.0, 1.0))
     return low, high

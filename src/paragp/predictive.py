@@ -126,9 +126,7 @@ class PredictiveDistribution:
 
     def interval(self, coverage: float = 0.9) -> Array:
         """The central interval that holds y with probability `coverage`, shape (n, 2)."""
-        check_level(coverage)
-        below = (1 - coverage) / 2
-        return self.ppf([below, min(1 - below, 1 - EPSILON)])
+        return self.ppf(central(coverage))
 
     def crps(self, y: ArrayLike) -> Array:
         """Continuous ranked probability score of y, (n,)."""
@@ -188,6 +186,17 @@ class PredictiveDistribution:
         if y.shape not in ((), self.mean.shape):
             raise ValueError(f"y has shape {y.shape}, the prediction has {len(self)} rows. Pass one y per row.")
         return y
+
+
+def central(coverage: float) -> list[float]:
+    """The levels of the quantiles between which that share lies.
+
+    >>> central(0.5)
+    [0.25, 0.75]
+    """
+    check_level(coverage)
+    below = (1 - coverage) / 2
+    return [below, min(1 - below, 1 - EPSILON)]
 
 
 def check_level(coverage: float) -> None:

@@ -148,7 +148,9 @@ class Shape:
             return scores
         values, places = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
         beyond = np.sign(values) * np.maximum(np.abs(values) - FARTHEST_SCORE, 0)
-        return (self.from_normal(values) + beyond)[places].reshape(np.shape(scores))
+        parts = np.array_split(values, 1 + len(values) // MANY)  # few enough that none is looked up between others
+        found = np.concatenate([self.from_normal(part) for part in parts]) + beyond
+        return found[places].reshape(np.shape(scores))
 
     @cached_property
     def _edges(self) -> tuple[float, float]:

@@ -175,7 +175,7 @@ def test_present_says_where(table, tmp_path, cache):
 # --- the registry ---
 
 
-def test_the_registry_is_the_papers():
+def test_the_registry_holds_the_papers():
     assert set(DATASETS) >= {name for name, _, _ in reported()}
     for name, dataset in DATASETS.items():
         assert dataset.name == name

@@ -60,6 +60,8 @@ def test_robustness_is_told_by_beta():
     )
     assert {dataset: sorted(by_beta) for dataset, by_beta in found.items()} == {"pol": [0.0, 0.05, 1.0]}
     assert found["pol"][0.05]["nll"] == [0.05, 1.05]
+    many = {f"set {i}": found["pol"] for i in range(14)}
+    assert len({line.get_color() for line in robustness(many, "full").axes[0].lines}) == 14
     line = robustness(found, "lite").axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), np.array([0.0, 0.05, 1.0]) - 0.35, atol=1e-12)
 

@@ -29,7 +29,7 @@ def colour(method: str) -> str:
 
 
 def tint(colour: str, share: float) -> str:
-    """The colour with white, of which it keeps a share.
+    """The colour with white: a share from 0 to 1 of it.
 
     >>> tint("#000000", 0.2)
     '#cccccc'

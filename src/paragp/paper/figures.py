@@ -107,14 +107,14 @@ def scores(results: Results, methods: Sequence[str], metric: str, profile: str) 
 def robustness(results: ByBeta, profile: str) -> Any:
     """Scores of PPGPR-MFD against beta_reg, each less its mean over the values; by data set."""
     made, axes = figure(1, len(METRICS))
-    markers = "os^Dv"  # of data sets: colours are methods'
+    markers = "os^Dv<>pP*XhH"  # of data sets: colours are methods'
     for axis, metric in zip(axes.flat, METRICS, strict=True):
         for i, (dataset, by_beta) in enumerate(results.items()):
             betas = sorted(by_beta)
             means = [statistics.mean(by_beta[beta][metric]) for beta in betas]
             base = statistics.mean(means)
             relative = [100 * (mean / base - 1) if metric != "nll" else mean - base for mean in means]
-            shade = tint(colour("ppgpr-mfd"), 1 - 0.18 * i)
+            shade = tint(colour("ppgpr-mfd"), 1 - 0.7 * i / len(results))
             style = {"color": shade, "markersize": 4, "linewidth": 1, "label": dataset}
             axis.plot(range(len(betas)), relative, f"{markers[i % len(markers)]}-", **style)
             axis.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])

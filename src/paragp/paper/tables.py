@@ -72,8 +72,8 @@ class Results:
         return sorted(set.intersection(*found)) if found else []
 
     def said_splits(self) -> str:
-        """How many splits of each data set were run, in words."""
-        return said_splits([len({k for name, _, k in self.runs if name == dataset}) for dataset in self.datasets])
+        """How many splits of each data set the methods were run on, in words."""
+        return said_splits([len(self.splits(*key)) for key in {(name, (method,)) for name, method, _ in self.runs}])
 
     def score(self, dataset: str, method: str, k: int, metric: str) -> float:
         return float(self.runs[dataset, method, k]["scores"][metric])

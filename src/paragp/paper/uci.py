@@ -81,6 +81,7 @@ def exact(spec: Spec, parts: Split, tick: Tick) -> dict[str, Any]:
     return {
         **_scored(lambda x: gp.predict(x.double(), factor=factor), parts),
         "noise_std": float(gp.noise.detach()) ** 0.5, "solver": gp.solver, "distinct_rows": len(gp.X),
+        "learned_rows": profile.exact_rows, "cg_steps": profile.exact_cg_steps,
     }  # fmt: skip
 
 
@@ -98,7 +99,9 @@ def work(spec: Spec) -> Work:
     """What a run takes: for steps of Adam, their number times M^3 + B M^2; for the exact GP, a factor of all rows."""
     rows = DATASETS[spec.dataset].rows * SHARES[0] if spec.dataset in DATASETS else 300.0
     if spec.method in BY_NAME:
-        return Work(rows**3 / 3 if spec.method == "exact" else RAISSI_STEPS * 4 * spec.M**3)
+        steps = spec.epochs or (EXACT_STEPS if spec.method == "exact" else RAISSI_STEPS)
+        learned = min(rows, PROFILES[spec.profile].exact_rows) if spec.method == "exact" else spec.M
+        return Work(4 * steps * learned**3 + (rows**3 / 3 if spec.method == "exact" else 0.0))
     wanted, n = settings(spec), round(rows)
     config, epochs = wanted.config(n), total_epochs(wanted, n, searching=True)
     return Work(epochs * math.ceil(n / config.batch_size) * 5 * (spec.M**3 + config.batch_size * spec.M**2), epochs)

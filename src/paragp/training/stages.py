@@ -90,7 +90,7 @@ def solve_in_stages(
     return best.end()
 
 
-def fit_noise(head: "Head", check: "Validation", *, tails: bool = True) -> float:
+def fit_noise(head: Head, check: "Validation", *, tails: bool = True) -> float:
     """Fit with ever smaller penalties while that helps: normal noise, then from the best of it on with tails; its NLL.
 
     Only the latter are kept. Tails that are not needed are light, and the normal, which may look as good on the
